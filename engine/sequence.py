@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from engine.sampling_params import SamplingParams
 
@@ -56,7 +55,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[Any] = field(default_factory=list)
+    content_numbers: list[int] = field(default_factory=list)  # of the full blocks entered in the prefix cache
     order: int = 0
     preemptions: int = 0
     finish_reason: str | None = None

@@ -1,0 +1,110 @@
+"""The engine's options. Frozen; what the engine derives from them (block count, fingerprints) goes into ``EngineInfo``."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "backend": ("auto", "native", "torch"),
+    "dtype": ("auto", "float32", "bfloat16"),
+    "attention": ("auto", "reference", "sdpa"),
+    "policy": ("fcfs", "priority", "sjf", "prefill_first", "static_batch"),
+}
+
+# nano-vllm's names for the same things
+ALIASES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blocks"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Every option of the engine; each is also a key under ``engine:`` in experiments.yaml.
+
+    Attributes:
+        model: preset, folder, GGUF file, hub id or ``random:<shape>``.
+        backend: ``native`` is the C++ step, ``torch`` the plain PyTorch path; ``auto`` takes the native one where it builds.
+        dtype: of weights and KV cache; ``auto`` is bfloat16 for ``native`` and float32 for ``torch``.
+        attention: attention of the torch path; ``reference`` gives each request bitwise the same tokens in any batch.
+        max_model_len: tokens of one request, prompt and output; ``None`` takes the model's own limit.
+        max_num_seqs: seats: requests running at the same time.
+        max_num_batched_tokens: tokens that one step computes at most (at least ``max_num_seqs``).
+        block_size: tokens of one KV block; ``auto`` lets the back end choose.
+        num_kv_blocks: KV blocks; ``None`` fills ``kv_cache_gib``.
+        kv_cache_gib: memory for the KV cache in GiB where ``num_kv_blocks`` is not given.
+        enable_prefix_caching: share full KV blocks between requests with the same beginning.
+        watermark: share of the KV blocks that admission leaves free for running requests to grow.
+        policy: who goes first (see engine/policies.py).
+        ageing: what a second of waiting is worth under ``priority`` (levels) and ``sjf`` (tokens); 0 is none.
+        max_queue: requests that may wait; one more is refused. ``None`` is no limit.
+        num_threads: threads of a step; ``None`` is one per core of the process.
+        seed: of the sampling streams (and of ``random:`` weights).
+
+    Raises:
+        ValueError: a value is out of range; the message names the option and what is allowed.
+    """
+
+    model: str = DEFAULT_MODEL
+    backend: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 256
+    block_size: int | str = "auto"
+    num_kv_blocks: int | None = None
+    kv_cache_gib: float = 1.0
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    policy: str = "fcfs"
+    ageing: float = 0.0
+    max_queue: int | None = None
+    num_threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        for name in ("max_model_len", "num_kv_blocks", "max_queue", "num_threads"):
+            self._require_count(name, optional=True)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            self._require_count(name)
+        if self.block_size != "auto":
+            self._require_count("block_size")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs = {self.max_num_seqs}: "
+                "every running request needs a token a step; raise the one or lower the other"
+            )
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark is {self.watermark}; it must be a share in [0, 1)")
+        if self.ageing < 0:
+            raise ValueError(f"ageing is {self.ageing}; it must be at least 0")
+        if self.kv_cache_gib <= 0:
+            raise ValueError(f"kv_cache_gib is {self.kv_cache_gib}; it must be above 0")
+
+    def _require_count(self, name: str, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """A config from keyword options, nano-vllm's names included; an unknown one is an error with a suggestion."""
+        known = [field.name for field in fields(cls)]
+        resolved: dict[str, Any] = {}
+        for name, value in options.items():
+            target = ALIASES.get(name, name)
+            if target not in known:
+                close = difflib.get_close_matches(name, known + list(ALIASES), n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; options are {', '.join(known)}"
+                raise ValueError(f"unknown engine option {name!r}{hint}")
+            if target in resolved:
+                raise ValueError(f"{name!r} and its alias {target!r} are both given; give one")
+            resolved[target] = value
+        return cls(**resolved)

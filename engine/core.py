@@ -1,0 +1,216 @@
+"""EngineCore: everything about serving but the model. Torch-free; the same object runs in real and in virtual time.
+
+A step is *begin* (drain the inbox, schedule), *execute* (the executor's business), *finish* (book tokens, stamp). Real
+engines call ``step()``; a simulator calls ``begin_step`` and ``finish_step`` with the modelled duration in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.executors.base import Executor, ScheduledBatch
+from engine.recorder import Recorder, StepRow
+from engine.scheduler import QueueFull, RequestRefused, Scheduler
+from engine.sequence import Request, Sequence
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What a step (or an abort) did to one request: the new token, if any; whether it is over (``finish_reason`` set)."""
+
+    seq: Sequence
+    token_id: int | None
+
+
+class EngineCore:
+    """Inbox, scheduler, stamps and counts around an executor.
+
+    ``add`` and ``abort`` may be called from any thread at any time, also in mid-step; everything else belongs to the
+    loop's thread. Two things are kept apart on purpose: *stamps* are written on the sequences, the *gauge* reads the
+    lengths of inbox, waiting line and running set whenever one of them changes. Little's law is then a comparison of two
+    observers, not an identity.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        max_queue: int | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self.eos_token_ids = eos_token_ids
+        self.max_queue = max_queue
+        self.recorder: Recorder | None = None
+        self._inbox: deque[Sequence] = deque()
+        self._aborts: deque[str] = deque()
+        self._live: dict[str, Sequence] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._row: StepRow | None = None
+        self._idle_s = 0.0
+
+    @property
+    def num_live(self) -> int:
+        """Requests received and not over."""
+        return len(self._live)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._inbox or self._aborts or self.scheduler.has_work)
+
+    def add(self, request: Request) -> Sequence:
+        """Receive a request now.
+
+        Raises:
+            RequestRefused: the request can never run here, its id is live already, or (``QueueFull``) the line is full.
+        """
+        received_s = self.clock()
+        self.scheduler.check(request)
+        seq = Sequence.from_request(request, self.eos_token_ids)
+        seq.received_s = seq.wait_since_s = received_s
+        with self._lock:
+            if request.request_id in self._live:
+                raise RequestRefused(f"request id {request.request_id!r} is live already; give each request its own id")
+            waiting = len(self._inbox) + self.scheduler.num_waiting
+            if self.max_queue is not None and waiting >= self.max_queue:
+                raise QueueFull(
+                    f"request {request.request_id!r} refused: {waiting} requests wait already (max_queue = {self.max_queue})"
+                )
+            self._live[request.request_id] = seq
+            self._inbox.append(seq)
+            self._read_gauge()
+        self._wake.set()
+        return seq
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; unknown ids (finished a moment ago) are no error."""
+        self._aborts.append(request_id)
+        self._wake.set()
+
+    def wait_for_work(self, timeout: float | None = None) -> bool:
+        """Block while there is nothing to do; the time counts as idle in the next step's row."""
+        if self.has_work:
+            return True
+        started = self.clock()
+        self._wake.wait(timeout)
+        self._wake.clear()
+        self._idle_s += self.clock() - started
+        return self.has_work
+
+    def wake(self) -> None:
+        """Make a blocked ``wait_for_work`` return (for control messages)."""
+        self._wake.set()
+
+    def step(self) -> list[TokenEvent]:
+        """One whole step in real time; with nothing to compute, only what aborts did."""
+        aborted, batch = self.begin_step()
+        if batch is None:
+            return aborted
+        token_ids, _ = self.executor.execute(batch)
+        return aborted + self.finish_step(batch, token_ids)
+
+    def begin_step(self) -> tuple[list[TokenEvent], ScheduledBatch | None]:
+        """Apply aborts, drain the inbox and schedule. No batch means that nobody is there."""
+        start_s = self.clock()
+        with self._lock:
+            aborted = self._apply_aborts(start_s)
+            drained = self._drain(start_s)
+            if not self.scheduler.has_work:
+                return aborted, None
+            step = self.scheduler.num_steps
+            batch = self.scheduler.schedule()
+            for seq in batch.preempted:
+                seq.wait_since_s = start_s
+            for seq in batch.admitted:
+                seq.wait_total_s += start_s - seq.wait_since_s
+                if seq.scheduled_s != seq.scheduled_s:  # nan: first visit
+                    seq.scheduled_s = start_s
+            if batch.admitted or batch.preempted:
+                self._read_gauge()
+            self._row = StepRow.of(step, start_s, drained, self._idle_s, batch, self.scheduler, len(self._inbox))
+        self._idle_s = 0.0
+        self._row.schedule_s = self.clock() - start_s
+        return aborted, batch
+
+    def finish_step(self, batch: ScheduledBatch, token_ids: list[int]) -> list[TokenEvent]:
+        """Book the tokens, stamp them with the time now, release what has ended and record the step."""
+        row = self._row
+        assert row is not None, "finish_step without begin_step"
+        with self._lock:
+            finished = self.scheduler.update(batch, token_ids)
+            end_s = self.clock()
+            for seq in finished:
+                self._end(seq, end_s)
+            if finished:
+                self._read_gauge()
+        events = []
+        for seq, needs_token in zip(batch.seqs, batch.needs_token, strict=True):
+            if needs_token:
+                if seq.emitted_first_s != seq.emitted_first_s:
+                    seq.emitted_first_s = end_s
+                seq.emitted_last_s = end_s
+                events.append(TokenEvent(seq, seq.token_ids[-1]))
+        row.end_s = end_s
+        if self.recorder is not None:
+            self.recorder.record_step(row, batch)
+        self._row = None
+        return events
+
+    def finish_early(self, seq: Sequence, reason: str) -> None:
+        """End a live request between steps for a reason found outside the core (a stop string)."""
+        with self._lock:
+            self.scheduler.remove(seq)
+            seq.finish_reason = reason
+            self._end(seq, self.clock())
+            self._read_gauge()
+
+    def _drain(self, now: float) -> int:
+        drained = 0
+        while self._inbox:
+            seq = self._inbox.popleft()
+            seq.drained_s = now
+            self.scheduler.add(seq)
+            drained += 1
+        if drained:
+            self._read_gauge()
+        return drained
+
+    def _apply_aborts(self, now: float) -> list[TokenEvent]:
+        events = []
+        while self._aborts:
+            seq = self._live.get(self._aborts.popleft())
+            if seq is None:
+                continue
+            if seq in self._inbox:
+                self._inbox.remove(seq)
+            else:
+                self.scheduler.remove(seq)
+            seq.finish_reason = "aborted"
+            self._end(seq, now)
+            events.append(TokenEvent(seq, None))
+        if events:
+            self._read_gauge()
+        return events
+
+    def _end(self, seq: Sequence, now: float) -> None:
+        seq.done_s = now
+        del self._live[seq.request_id]
+        self.executor.forget(seq.request_id)
+
+    def _read_gauge(self) -> None:
+        if self.recorder is not None:
+            self.recorder.record_gauge(
+                self.clock(), len(self._inbox), self.scheduler.num_waiting, self.scheduler.num_running
+            )

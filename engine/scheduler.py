@@ -1,0 +1,226 @@
+"""Which requests compute how many tokens in the next step. No torch, no clock, no threads."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from itertools import count
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.executors.base import ScheduledBatch
+from engine.policies import Policy, make_policy
+from engine.sequence import Request, Sequence, WaitReason
+
+
+class RequestRefused(ValueError):
+    """The engine will not take this request; the message says why and what would be taken."""
+
+
+class QueueFull(RequestRefused):
+    """The waiting line is at its bound."""
+
+
+class Scheduler:
+    """Continuous batching under one token budget a step.
+
+    Owns the waiting line (a heap by the policy's key), the running set (in order of key) and the block manager.
+    """
+
+    def __init__(self, config: EngineConfig, num_kv_blocks: int, block_size: int, max_model_len: int) -> None:
+        self.max_num_seqs = config.max_num_seqs
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.block_manager = BlockManager(num_kv_blocks, block_size, config.enable_prefix_caching)
+        self.policy: Policy = make_policy(config)
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.num_steps = 0
+        self._watermark_blocks = int(config.watermark * num_kv_blocks)
+        self._waiting: dict[str, Sequence] = {}
+        self._heap: list[tuple[float, int, Sequence]] = []
+        self._order = count()
+        self._blocked_by: WaitReason | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._waiting)
+
+    def check(self, request: Request) -> None:
+        """Raise ``RequestRefused`` for a request that could never finish here, however empty the engine."""
+        prompt = len(request.prompt_token_ids)
+        name = f"request {request.request_id!r}"
+        if prompt == 0:
+            raise RequestRefused(f"{name} has an empty prompt; give at least one token")
+        if prompt >= self.max_model_len:
+            raise RequestRefused(
+                f"{name} has a prompt of {prompt} tokens; max_model_len = {self.max_model_len} leaves no room for an "
+                f"output token: shorten the prompt to {self.max_model_len - 1} or raise max_model_len"
+            )
+        # the last token's keys and values are never needed
+        most = min(prompt + request.params.max_tokens, self.max_model_len) - 1
+        blocks = self.block_manager
+        if blocks.blocks_for(most) > blocks.num_blocks:
+            raise RequestRefused(
+                f"{name} may need {blocks.blocks_for(most)} KV blocks ({most} tokens, {blocks.block_size} a block); the "
+                f"cache has {blocks.num_blocks}: lower max_tokens, shorten the prompt or raise num_kv_blocks"
+            )
+
+    def add(self, seq: Sequence) -> None:
+        """Put a checked sequence into the waiting line."""
+        assert seq.request_id not in self._waiting
+        seq.order = next(self._order)
+        seq.visible_step = self.num_steps
+        self._enqueue(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take out a sequence wherever it is (an abort); its blocks are freed."""
+        if self._waiting.pop(seq.request_id, None) is None:
+            self.running.remove(seq)
+        self.block_manager.release(seq)
+
+    def schedule(self) -> ScheduledBatch:
+        """Plan the next step.
+
+        A sequence has a gap: known tokens that are not computed. A step spends ``max_num_batched_tokens`` on closing
+        gaps; there is no prefill or decode phase.
+
+        1. Running sequences with a gap of one token (decodes), in order, each get that token. One that needs a new block
+           and finds none preempts the last in order that has not been given anything in this step, perhaps itself: the
+           victim gives back all its blocks and waits again (its tokens are recomputed later).
+        2. Running sequences with a larger gap (prompts in chunks), in order, get what is left of the budget.
+        3. The head of the waiting line is admitted while a seat, a token of budget and blocks for *all* its known tokens
+           are left, the policy agrees and nobody was preempted. Nobody overtakes the head.
+
+        ``prefill_first`` moves step 3, then step 2, before step 1, but leaves every decode its token: the budget is at
+        least the number of seats.
+        """
+        batch = ScheduledBatch()
+        budget = self.max_num_batched_tokens
+        decodes = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
+        chunks = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
+        if self.policy.running_first:
+            budget = self._schedule_decodes(decodes, batch, budget)
+            budget = self._schedule_chunks(chunks, batch, budget)
+            self._admit(batch, budget)
+        else:
+            reserve = len(decodes)
+            left = self._admit(batch, budget - reserve)
+            left = self._schedule_chunks(chunks, batch, left)
+            self._schedule_decodes(decodes, batch, left + reserve)
+        self.num_steps += 1
+        assert sum(batch.num_tokens) <= self.max_num_batched_tokens
+        assert len(self.running) <= self.max_num_seqs
+        assert batch.seqs or not self.has_work, "somebody waits and nobody computes"
+        return batch
+
+    def update(self, batch: ScheduledBatch, token_ids: list[int]) -> list[Sequence]:
+        """Book the step's result: tokens computed, the new token of each closed gap. Returns those that finished."""
+        new_tokens = iter(token_ids)
+        finished = []
+        for seq, num_tokens, needs_token in zip(batch.seqs, batch.num_tokens, batch.needs_token, strict=True):
+            seq.num_computed_tokens += num_tokens
+            if needs_token:
+                seq.append_token(next(new_tokens), self.max_model_len)
+                if seq.finish_reason is not None:
+                    finished.append(seq)
+        if finished:
+            self.running = [seq for seq in self.running if seq.finish_reason is None]
+            for seq in finished:
+                self.block_manager.release(seq)
+        return finished
+
+    def _rank(self, seq: Sequence) -> tuple[float, int]:
+        return (self.policy.key(seq), seq.order)
+
+    def _enqueue(self, seq: Sequence) -> None:
+        self._waiting[seq.request_id] = seq
+        heapq.heappush(self._heap, (*self._rank(seq), seq))
+
+    def _schedule_decodes(self, decodes: list[Sequence], batch: ScheduledBatch, budget: int) -> int:
+        evicted: set[int] = set()
+        for seq in decodes:
+            if id(seq) in evicted:
+                continue
+            while not self.block_manager.grow(seq):
+                victim = self._preempt_last(batch)
+                evicted.add(id(victim))
+                if victim is seq:
+                    break
+            if id(seq) not in evicted:
+                self._give(seq, 1, batch)
+                budget -= 1
+        return budget
+
+    def _schedule_chunks(self, chunks: list[Sequence], batch: ScheduledBatch, budget: int) -> int:
+        for seq in chunks:
+            if budget == 0:
+                break
+            if seq.block_table:  # not preempted by a decode of this step
+                budget -= self._give(seq, min(seq.num_uncomputed_tokens, budget), batch)
+        return budget
+
+    def _admit(self, batch: ScheduledBatch, budget: int) -> int:
+        blocked_before = self._blocked_by
+        self._blocked_by = None
+        while self._waiting:
+            self._drop_stale_heads()
+            seq = self._heap[0][2]
+            reason = self._why_not(seq, batch, budget)
+            if reason is not None:
+                self._blocked_by = reason
+                break
+            heapq.heappop(self._heap)
+            del self._waiting[seq.request_id]
+            if seq.preemptions == 0:
+                seq.num_cached_tokens = seq.num_computed_tokens
+                if seq.visible_step < self.num_steps:
+                    seq.wait_reason = blocked_before
+            insort(self.running, seq, key=self._rank)
+            batch.admitted.append(seq)
+            budget -= self._give(seq, min(seq.num_uncomputed_tokens, budget), batch)
+        return budget
+
+    def _why_not(self, seq: Sequence, batch: ScheduledBatch, budget: int) -> WaitReason | None:
+        """What keeps the head from being admitted now; None when it now holds its blocks and may run."""
+        if len(self.running) >= self.max_num_seqs or not self.policy.may_admit(len(self.running), len(batch.admitted)):
+            return WaitReason.SEATS
+        if budget <= 0:
+            return WaitReason.BUDGET
+        keep_free = self._watermark_blocks if self.running else 0
+        if batch.preempted or not self.block_manager.admit(seq, keep_free):
+            return WaitReason.KV
+        return None
+
+    def _give(self, seq: Sequence, num_tokens: int, batch: ScheduledBatch) -> int:
+        batch.seqs.append(seq)
+        batch.num_tokens.append(num_tokens)
+        batch.needs_token.append(num_tokens == seq.num_uncomputed_tokens)
+        self.block_manager.record_computed(seq, seq.num_computed_tokens + num_tokens)
+        return num_tokens
+
+    def _preempt_last(self, batch: ScheduledBatch) -> Sequence:
+        """Send the last running sequence in order that this step has given nothing back to the waiting line."""
+        given = {id(seq) for seq in batch.seqs}
+        index = max(i for i, seq in enumerate(self.running) if id(seq) not in given)
+        victim = self.running.pop(index)
+        self.block_manager.release(victim)
+        victim.preemptions += 1
+        victim.wait_reason = WaitReason.KV
+        self.preemptions += 1
+        batch.preempted.append(victim)
+        self._enqueue(victim)
+        return victim
+
+    def _drop_stale_heads(self) -> None:
+        """Drop heap entries of sequences that were aborted while they waited."""
+        while self._waiting.get(self._heap[0][2].request_id) is not self._heap[0][2]:
+            heapq.heappop(self._heap)

@@ -1,0 +1,82 @@
+"""A table that grows while a run goes on: Arrow IPC stream while written, Parquet once complete.
+
+The stream is flushed batch by batch, so that a process killed at any moment leaves a file that reads up to its last
+whole batch. Used by the engine for its own tables and by the load generator for the client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+STREAM_SUFFIX = ".arrows"
+PARQUET_SUFFIX = ".parquet"
+
+
+class TableWriter:
+    """Rows (tuples in the schema's order) buffered in memory, flushed as record batches to ``<directory>/<name>.arrows``."""
+
+    def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
+        self.path = directory / f"{name}{STREAM_SUFFIX}"
+        self.schema = schema
+        self.num_rows = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._file = pa.OSFile(str(self.path), "wb")
+        self._stream = pa.ipc.new_stream(self._file, schema)
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self._rows.append(row)
+
+    def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._rows.extend(rows)
+
+    def flush(self) -> None:
+        """Write the buffered rows as one record batch."""
+        if not self._rows:
+            return
+        columns = zip(*self._rows, strict=True)
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self.schema, strict=True)]
+        self._stream.write_batch(pa.record_batch(arrays, schema=self.schema))
+        self._file.flush()
+        self.num_rows += len(self._rows)
+        self._rows.clear()
+
+    def close(self) -> None:
+        """Flush and end the stream; the file stays an Arrow stream."""
+        self.flush()
+        self._stream.close()
+        self._file.close()
+
+
+def read_stream(path: Path) -> pa.Table:
+    """All whole record batches of a stream, also of one that was cut off in mid-batch.
+
+    Raises:
+        ValueError: the file ends before its schema: nothing can be read.
+    """
+    with pa.OSFile(str(path), "rb") as file:
+        try:
+            reader = pa.ipc.open_stream(file)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path}: no Arrow stream, or cut off before its schema ({error})") from error
+        batches = []
+        while True:
+            try:
+                batches.append(reader.read_next_batch())
+            except StopIteration:
+                break
+            except (pa.ArrowInvalid, OSError):  # the batch that was being written when the process died
+                break
+        return pa.Table.from_batches(batches, schema=reader.schema)
+
+
+def stream_to_parquet(path: Path) -> Path:
+    """Replace a complete ``.arrows`` file by the ``.parquet`` file beside it."""
+    target = path.with_suffix(PARQUET_SUFFIX)
+    pq.write_table(read_stream(path), target, compression="zstd")
+    path.unlink()
+    return target
