@@ -6,13 +6,15 @@ engines call ``step()``; a simulator calls ``begin_step`` and ``finish_step`` wi
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from engine.executors.base import Executor, ScheduledBatch
+from engine.executors.base import BatchShape, Executor, ScheduledBatch
 from engine.recorder import Recorder, StepRow
 from engine.scheduler import QueueFull, RequestRefused, Scheduler
 from engine.sequence import Request, Sequence
@@ -26,6 +28,27 @@ class TokenEvent:
 
     seq: Sequence
     token_id: int | None
+
+
+class _Begun(NamedTuple):
+    """What is known of a step when it has been scheduled."""
+
+    step: int
+    start_s: float
+    schedule_s: float
+    idle_s: float
+    drained: int
+    shape: BatchShape
+    inbox: int
+    waiting: int
+    running: int
+    free_blocks: int
+
+    def row(self, end_s: float, preempted: int) -> StepRow:
+        lengths = (self.inbox, self.waiting, self.running, self.free_blocks)
+        return StepRow(
+            self.step, self.start_s, end_s, self.schedule_s, self.idle_s, self.drained, *self.shape, *lengths, preempted
+        )
 
 
 class EngineCore:
@@ -51,13 +74,13 @@ class EngineCore:
         self.clock = clock
         self.eos_token_ids = eos_token_ids
         self.max_queue = max_queue
-        self.recorder: Recorder | None = None
+        self._recorder: Recorder | None = None
         self._inbox: deque[Sequence] = deque()
         self._aborts: deque[str] = deque()
         self._live: dict[str, Sequence] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._row: StepRow | None = None
+        self._begun: _Begun | None = None
         self._idle_s = 0.0
 
     @property
@@ -69,6 +92,13 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._inbox or self._aborts or self.scheduler.has_work)
+
+    def record_to(self, recorder: Recorder | None) -> None:
+        """Send steps and gauge to ``recorder`` from now on; the old and the new one each get the counts of this moment."""
+        with self._lock:
+            self._read_gauge()
+            self._recorder = recorder
+            self._read_gauge()
 
     def add(self, request: Request) -> Sequence:
         """Receive a request now.
@@ -135,19 +165,20 @@ class EngineCore:
                 seq.wait_since_s = start_s
             for seq in batch.admitted:
                 seq.wait_total_s += start_s - seq.wait_since_s
-                if seq.scheduled_s != seq.scheduled_s:  # nan: first visit
+                if math.isnan(seq.scheduled_s):  # first visit
                     seq.scheduled_s = start_s
             if batch.admitted or batch.preempted:
                 self._read_gauge()
-            self._row = StepRow.of(step, start_s, drained, self._idle_s, batch, self.scheduler, len(self._inbox))
+            self._begun = _Begun(
+                step, start_s, self.clock() - start_s, self._idle_s, drained, batch.shape(), *self._counts()
+            )
         self._idle_s = 0.0
-        self._row.schedule_s = self.clock() - start_s
         return aborted, batch
 
     def finish_step(self, batch: ScheduledBatch, token_ids: list[int]) -> list[TokenEvent]:
         """Book the tokens, stamp them with the time now, release what has ended and record the step."""
-        row = self._row
-        assert row is not None, "finish_step without begin_step"
+        begun = self._begun
+        assert begun is not None, "finish_step without begin_step"
         with self._lock:
             finished = self.scheduler.update(batch, token_ids)
             end_s = self.clock()
@@ -158,14 +189,13 @@ class EngineCore:
         events = []
         for seq, needs_token in zip(batch.seqs, batch.needs_token, strict=True):
             if needs_token:
-                if seq.emitted_first_s != seq.emitted_first_s:
+                if math.isnan(seq.emitted_first_s):
                     seq.emitted_first_s = end_s
                 seq.emitted_last_s = end_s
                 events.append(TokenEvent(seq, seq.token_ids[-1]))
-        row.end_s = end_s
-        if self.recorder is not None:
-            self.recorder.record_step(row, batch)
-        self._row = None
+        if self._recorder is not None:
+            self._recorder.record_step(begun.row(end_s, len(batch.preempted)), batch)
+        self._begun = None
         return events
 
     def finish_early(self, seq: Sequence, reason: str) -> None:
@@ -195,8 +225,9 @@ class EngineCore:
                 continue
             if seq in self._inbox:
                 self._inbox.remove(seq)
-            else:
-                self.scheduler.remove(seq)
+                seq.wait_total_s = now - seq.wait_since_s
+            elif self.scheduler.remove(seq):
+                seq.wait_total_s += now - seq.wait_since_s
             seq.finish_reason = "aborted"
             self._end(seq, now)
             events.append(TokenEvent(seq, None))
@@ -209,8 +240,15 @@ class EngineCore:
         del self._live[seq.request_id]
         self.executor.forget(seq.request_id)
 
+    def _counts(self) -> tuple[int, int, int, int]:
+        scheduler = self.scheduler
+        return (
+            len(self._inbox),
+            scheduler.num_waiting,
+            scheduler.num_running,
+            scheduler.block_manager.num_free_blocks,
+        )
+
     def _read_gauge(self) -> None:
-        if self.recorder is not None:
-            self.recorder.record_gauge(
-                self.clock(), len(self._inbox), self.scheduler.num_waiting, self.scheduler.num_running
-            )
+        if self._recorder is not None:
+            self._recorder.record_gauge(self.clock(), *self._counts()[:3])

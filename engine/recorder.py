@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from engine.executors.base import ScheduledBatch
 from engine.tables import TableWriter
-
-if TYPE_CHECKING:
-    from engine.scheduler import Scheduler
 
 SCHEMA_VERSION = 1
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
@@ -34,7 +28,10 @@ STEPS = pa.schema(
         ("prefill_tokens", pa.int32()),
         ("decode_tokens", pa.int32()),
         ("kv_tokens", pa.int64()),  # context read by attention, summed over the decode rows
-        ("prefill_attention", pa.float64()),  # sum of q * (context + q / 2) over the prefill chunks, context before the chunk
+        (
+            "prefill_attention",
+            pa.float64(),
+        ),  # sum of q * (context + q / 2) over the prefill chunks, context before the chunk
         ("logit_rows", pa.int32()),
         ("inbox", pa.int32()),  # lengths right after scheduling
         ("waiting", pa.int32()),
@@ -53,9 +50,8 @@ GAUGE = pa.schema(
 )
 
 
-@dataclass(slots=True)
-class StepRow:
-    """A row of ``STEPS`` while its step goes on (field order is column order)."""
+class StepRow(NamedTuple):
+    """A row of ``STEPS``, in the order of its columns."""
 
     step: int
     start_s: float
@@ -75,44 +71,6 @@ class StepRow:
     running: int
     free_blocks: int
     preempted: int
-
-    @classmethod
-    def of(
-        cls, step: int, start_s: float, drained: int, idle_s: float, batch: ScheduledBatch, scheduler: Scheduler, inbox: int
-    ) -> StepRow:
-        """Describe a scheduled batch, before it is computed. A row of a request that has output already is a decode."""
-        prefill_seqs = prefill_tokens = decode_seqs = kv_tokens = logit_rows = 0
-        attention = 0.0
-        for seq, num_tokens, needs_token in zip(batch.seqs, batch.num_tokens, batch.needs_token, strict=True):
-            context = seq.num_computed_tokens
-            logit_rows += needs_token
-            if num_tokens == 1 and context >= seq.num_prompt_tokens:
-                decode_seqs += 1
-                kv_tokens += context + 1
-            else:
-                prefill_seqs += 1
-                prefill_tokens += num_tokens
-                attention += num_tokens * (context + num_tokens / 2)
-        return cls(
-            step=step,
-            start_s=start_s,
-            end_s=math.nan,
-            schedule_s=math.nan,
-            idle_s=idle_s,
-            drained=drained,
-            prefill_seqs=prefill_seqs,
-            decode_seqs=decode_seqs,
-            prefill_tokens=prefill_tokens,
-            decode_tokens=decode_seqs,
-            kv_tokens=kv_tokens,
-            prefill_attention=attention,
-            logit_rows=logit_rows,
-            inbox=inbox,
-            waiting=scheduler.num_waiting,
-            running=scheduler.num_running,
-            free_blocks=scheduler.block_manager.num_free_blocks,
-            preempted=len(batch.preempted),
-        )
 
 
 class Recorder(Protocol):
@@ -137,7 +95,6 @@ class FileRecorder:
         self.cost_s = 0.0
         self._clock = clock
         self._flushed_s = clock()
-        self._first_step: int | None = None
         self._steps = TableWriter(directory, "steps", STEPS)
         self._batch = TableWriter(directory, "batch", BATCH)
         self._gauge = TableWriter(directory, "gauge", GAUGE)
@@ -148,10 +105,7 @@ class FileRecorder:
 
     def record_step(self, row: StepRow, batch: ScheduledBatch) -> None:
         began = self._clock()
-        if self._first_step is None:
-            self._first_step = row.step
-        values = _step_values(row)
-        self._steps.append((values[0], row.start_s - self.origin_s, row.end_s - self.origin_s, *values[3:]))
+        self._steps.append(row._replace(start_s=row.start_s - self.origin_s, end_s=row.end_s - self.origin_s))
         self._batch.extend(
             [(row.step, seq.request_id, count) for seq, count in zip(batch.seqs, batch.num_tokens, strict=True)]
         )
@@ -169,6 +123,3 @@ class FileRecorder:
         for table in self._tables:
             table.close()
         return {"steps": self._steps.num_rows, "gauge": self._gauge.num_rows, "recording_s": self.cost_s}
-
-
-_step_values = attrgetter(*STEPS.names)

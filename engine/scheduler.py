@@ -81,11 +81,13 @@ class Scheduler:
         seq.visible_step = self.num_steps
         self._enqueue(seq)
 
-    def remove(self, seq: Sequence) -> None:
-        """Take out a sequence wherever it is (an abort); its blocks are freed."""
-        if self._waiting.pop(seq.request_id, None) is None:
+    def remove(self, seq: Sequence) -> bool:
+        """Take out a sequence wherever it is (an abort) and free its blocks. Returns whether it was waiting."""
+        was_waiting = self._waiting.pop(seq.request_id, None) is not None
+        if not was_waiting:
             self.running.remove(seq)
         self.block_manager.release(seq)
+        return was_waiting
 
     def schedule(self) -> ScheduledBatch:
         """Plan the next step.

@@ -33,7 +33,7 @@ class Request:
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     predicted_output_tokens: int | None = None
     cache_salt: str | None = None

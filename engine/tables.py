@@ -6,6 +6,7 @@ whole batch. Used by the engine for its own tables and by the load generator for
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ PARQUET_SUFFIX = ".parquet"
 
 
 class TableWriter:
-    """Rows (tuples in the schema's order) buffered in memory, flushed as record batches to ``<directory>/<name>.arrows``."""
+    """Rows (tuples in the schema's order) buffered in memory, flushed as record batches to ``<directory>/<name>.arrows``.
+
+    One thread flushes; others may append at any time.
+    """
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
         self.path = directory / f"{name}{STREAM_SUFFIX}"
         self.schema = schema
         self.num_rows = 0
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: deque[tuple[Any, ...]] = deque()
         self._file = pa.OSFile(str(self.path), "wb")
         self._stream = pa.ipc.new_stream(self._file, schema)
 
@@ -38,12 +42,12 @@ class TableWriter:
         """Write the buffered rows as one record batch."""
         if not self._rows:
             return
-        columns = zip(*self._rows, strict=True)
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        columns = zip(*rows, strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self.schema, strict=True)]
         self._stream.write_batch(pa.record_batch(arrays, schema=self.schema))
         self._file.flush()
-        self.num_rows += len(self._rows)
-        self._rows.clear()
+        self.num_rows += len(rows)
 
     def close(self) -> None:
         """Flush and end the stream; the file stays an Arrow stream."""

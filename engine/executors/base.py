@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.sequence import Sequence
+
+
+class BatchShape(NamedTuple):
+    """What a step's duration depends on. A row of a request that has output already is a decode, all others prefill.
+
+    ``kv_tokens`` is the context that the decode rows read; ``prefill_attention`` the sum of q * (context + q / 2) over
+    the prefill chunks of q tokens, context counted before the chunk; ``logit_rows`` the rows that need logits.
+    """
+
+    prefill_seqs: int
+    decode_seqs: int
+    prefill_tokens: int
+    decode_tokens: int
+    kv_tokens: int
+    prefill_attention: float
+    logit_rows: int
 
 
 @dataclass(slots=True)
@@ -22,6 +38,23 @@ class ScheduledBatch:
     needs_token: list[bool] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+
+    def shape(self) -> BatchShape:
+        """The batch's shape before it is computed."""
+        prefill_seqs = prefill_tokens = decode_seqs = kv_tokens = 0
+        attention = 0.0
+        for seq, num_tokens in zip(self.seqs, self.num_tokens, strict=True):
+            context = seq.num_computed_tokens
+            if num_tokens == 1 and context >= seq.num_prompt_tokens:
+                decode_seqs += 1
+                kv_tokens += context + 1
+            else:
+                prefill_seqs += 1
+                prefill_tokens += num_tokens
+                attention += num_tokens * (context + num_tokens / 2)
+        return BatchShape(
+            prefill_seqs, decode_seqs, prefill_tokens, decode_seqs, kv_tokens, attention, sum(self.needs_token)
+        )
 
 
 class Executor(Protocol):

@@ -1,0 +1,32 @@
+"""Token ids for executors that compute nothing: unique, so that no two requests share a generated prefix by accident."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+
+from engine.executors.base import ScheduledBatch
+
+FIRST_PLACEHOLDER = 1 << 24  # above every vocabulary
+
+
+class PlaceholderTokens:
+    """Gives each sequence unique placeholders, and the end token as output number ``output_tokens[request_id]``.
+
+    Requests that are not listed run to their ``max_tokens``.
+    """
+
+    def __init__(self, output_tokens: Mapping[str, int] | None = None, eos_token_id: int = 0) -> None:
+        self._output_tokens = output_tokens or {}
+        self._eos_token_id = eos_token_id
+        self._ids = count(FIRST_PLACEHOLDER)
+
+    def next_tokens(self, batch: ScheduledBatch) -> list[int]:
+        """One token id for every sequence of the batch that closes its gap, in batch order."""
+        return [
+            self._eos_token_id
+            if self._output_tokens.get(seq.request_id) == seq.num_output_tokens + 1
+            else next(self._ids)
+            for seq, needs_token in zip(batch.seqs, batch.needs_token, strict=True)
+            if needs_token
+        ]
