@@ -1,0 +1,115 @@
+"""A model's weights in memory: Hugging Face names and layout, whatever they came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engine.models.config import ModelConfig
+from engine.weights.names import check_tensors, tensor_shapes
+from engine.weights.presets import model_folder, read_chat_template, read_folder_config
+from engine.weights.shapes import is_random, random_shape
+
+_SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights with what is needed to use them.
+
+    Attributes:
+        config: the model's shape.
+        tensors: every tensor of :func:`engine.weights.names.tensor_shapes`, matrices as [out, in], in the dtype of
+            the source (float32 from GGUF files and random shapes). Read lazily: a tensor takes memory once it is used.
+        tokenizer_path: tokenizer.json, or ``None`` for random weights.
+        chat_template: Jinja text, or ``None``.
+        fingerprint: hexadecimal digest that identifies the weights.
+        source: where they came from, for people.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+    tokenizer_path: Path | None
+    chat_template: str | None = field(repr=False)
+    fingerprint: str
+    source: str
+
+
+class RandomTensors(Mapping[str, torch.Tensor]):
+    """Seeded weights, made when asked for and not kept, so that a large shape needs no second copy.
+
+    Norms are one and biases small; matrices are normal with variance 1 / columns, which keeps activations near unit
+    size, and embeddings are standard normal. A tensor depends on its name and shape only.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._shapes = tensor_shapes(config)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        if "norm" in name:
+            return torch.ones(shape)
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        if name.endswith(".bias"):
+            return values.mul_(0.1)
+        return values if "embed" in name else values.mul_(shape[1] ** -0.5)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def load_checkpoint(model: str) -> Checkpoint:
+    """Load ``model``: a preset, a folder, a GGUF file, a hub id or ``random:<shape>``.
+
+    Raises:
+        ValueError: no such model, or one that the engine does not support; the message says what is.
+    """
+    if is_random(model):
+        config = random_shape(model)
+        fingerprint = hashlib.sha256(f"{model} {config}".encode()).hexdigest()
+        return Checkpoint(config, RandomTensors(config), None, None, fingerprint, model)
+    return load_folder(model_folder(model), read_chat_template(model), model)
+
+
+def load_folder(folder: Path, chat_template: str | None, source: str) -> Checkpoint:
+    """Load a Hugging Face folder; its safetensors files are mapped, not read."""
+    from safetensors.torch import load_file
+
+    config = read_folder_config(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} has no *.safetensors file; other weight files (*.bin, *.pt) are not read")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors |= load_file(file)
+    check_tensors(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, str(folder))
+    used = {name: tensors[name] for name in tensor_shapes(config)}
+    tokenizer = folder / "tokenizer.json"
+    return Checkpoint(
+        config, used, tokenizer if tokenizer.exists() else None, chat_template, _fingerprint(folder, files), source
+    )
+
+
+def _fingerprint(folder: Path, files: list[Path]) -> str:
+    """The digest of a prepared folder's source; else of config.json and each weight file's size, start, middle, end."""
+    prepared = folder / "prepared.json"
+    if prepared.exists():
+        return str(json.loads(prepared.read_text())["sha256"])
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as data:
+            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                data.seek(start)
+                digest.update(data.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
