@@ -1,0 +1,95 @@
+"""The keys of a study file above the typed parts: top level, workload defaults, experiments, spans and objectives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from workload.schema import Count, NonNegative, Positive, Spec, Switch, Whole
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+
+
+class Span(Spec):
+    """How long a phase lasts: exactly one of seconds and requests."""
+
+    seconds: Annotated[NonNegative | None, Field(description="seconds")] = None
+    requests: Annotated[Whole | None, Field(description="arrivals")] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.seconds is None) == (self.requests is None):
+            found = "neither" if self.seconds is None else "both"
+            raise ValueError(f"found {found} of 'seconds' and 'requests'; exactly one is allowed")
+        return self
+
+    def empty(self) -> bool:
+        return not self.seconds and not self.requests
+
+
+class Limit(Spec):
+    """How long to wait at most."""
+
+    seconds: Annotated[NonNegative, Field(description="seconds")]
+
+
+class SLO(Spec):
+    """Service-level objectives; a request attains them if it meets all that are given. Refused and failed ones never do."""
+
+    ttft_ms: Annotated[Positive | None, Field(description="time to first token, ms")] = None
+    tpot_ms: Annotated[Positive | None, Field(description="time per output token after the first, ms")] = None
+    e2e_ms: Annotated[Positive | None, Field(description="end to end, ms")] = None
+    attain: Annotated[Positive, Field(le=1, description="share of arrived requests that must meet them")] = 0.95
+
+
+class WorkloadKeys(Spec):
+    """The requests' lengths and contents; under ``workload`` the defaults of every experiment."""
+
+    prompt: Annotated[Any, Field(description="law of the prompt lengths, or a fixed number of tokens")] = None
+    output: Annotated[Any, Field(description="law of the output lengths, or a fixed number of tokens")] = None
+    lengths: Annotated[
+        Any, Field(description="both lengths from the trace or from a file, instead of prompt and output")
+    ] = None
+    natural: Annotated[Switch, Field(description="let the model end an output; otherwise lengths are pinned")] = False
+    prompts: Annotated[Any, Field(description="what the prompts hold; random tokens by default")] = None
+    predicted_output: Annotated[Any, Field(description="error of the predicted output length that policies see")] = None
+
+
+class ExperimentKeys(WorkloadKeys):
+    """One experiment: a load offered to one engine configuration, or a sweep of them."""
+
+    name: Annotated[Name, Field(description="unique; names the folder of its results")]
+    arrivals: Annotated[Any, Field(description="the arrival process; every list sweeps")]
+    engine: dict[str, Any] = Field(default_factory=dict, description="engine options that differ from the study's")
+    workload: dict[str, Any] = Field(default_factory=dict, description="the same keys as here, for use with an anchor")
+    warmup: Annotated[Span, Field(description="left out of every statistic")] = Span(seconds=5)
+    measure: Annotated[Span, Field(description="what the statistics are about")]
+    cooldown: Annotated[
+        Limit, Field(description="arrivals go on this long at most until the last measured request ends")
+    ] = Limit(seconds=60)
+    replications: Annotated[Count, Field(description="runs of each point, each with new seeds")] = 1
+    repeats: Annotated[Count, Field(description="runs of each replication with the same seeds")] = 1
+    zip: Annotated[Switch, Field(description="pair the lists of a sweep instead of taking their product")] = False
+    seed_group: Annotated[Name | None, Field(description="experiments of one group share arrivals and lengths")] = None
+    compare: Annotated[tuple[Name, ...], Field(description="models held against the run")] = ()
+    slo: dict[str, Any] = Field(default_factory=dict, description="objectives that differ from the study's")
+
+    @model_validator(mode="after")
+    def _something_to_measure(self) -> Self:
+        if self.measure.empty():
+            raise ValueError("measure is 0; more than 0 seconds or requests is allowed")
+        return self
+
+
+class StudyKeys(Spec):
+    """The top level of a study file."""
+
+    version: Annotated[Literal[1], Field(description="of this format")]
+    name: Annotated[Name | None, Field(description="folder of the results; the file's name by default")] = None
+    model: Annotated[str, Field(description="preset, folder, GGUF file, hub id or random:<shape>")]
+    seed: Annotated[Whole, Field(description="every random stream of the study comes from it")] = 0
+    engine: dict[str, Any] = Field(default_factory=dict, description="engine options of every experiment")
+    workload: dict[str, Any] = Field(default_factory=dict, description="defaults of every experiment")
+    slo: dict[str, Any] = Field(default_factory=dict, description="service-level objectives of every experiment")
+    experiments: Annotated[list[Any], Field(description="what is run, in this order")]
