@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "executor": ("model", "emulated"),
     "backend": ("auto", "native", "torch"),
     "dtype": ("auto", "float32", "bfloat16"),
     "attention": ("auto", "reference", "sdpa"),
@@ -25,6 +27,8 @@ class EngineConfig:
 
     Attributes:
         model: preset, folder, GGUF file, hub id or ``random:<shape>``.
+        executor: ``model`` computes; ``emulated`` spins for the time that ``step_time`` gives, in place of the model.
+        step_time: seconds of an emulated step as coefficients of ``LinearStepTime`` (engine/executors/step_time.py).
         backend: ``native`` is the C++ step, ``torch`` the plain PyTorch path; ``auto`` takes the native one where it builds.
         dtype: of weights and KV cache; ``auto`` is bfloat16 for ``native`` and float32 for ``torch``.
         attention: attention of the torch path; ``reference`` gives each request bitwise the same tokens in any batch.
@@ -47,6 +51,8 @@ class EngineConfig:
     """
 
     model: str = DEFAULT_MODEL
+    executor: str = "model"
+    step_time: Mapping[str, float] = field(default_factory=dict)
     backend: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
@@ -68,6 +74,8 @@ class EngineConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        if (self.executor == "emulated") != bool(self.step_time):
+            raise ValueError("step_time belongs to executor: emulated, which needs it; give both or neither")
         for name in ("max_model_len", "num_kv_blocks", "max_queue", "num_threads"):
             self._require_count(name, optional=True)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -96,7 +104,7 @@ class EngineConfig:
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
         """A config from keyword options, nano-vllm's names included; an unknown one is an error with a suggestion."""
-        known = [field.name for field in fields(cls)]
+        known = [option.name for option in fields(cls)]
         resolved: dict[str, Any] = {}
         for name, value in options.items():
             target = ALIASES.get(name, name)

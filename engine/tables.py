@@ -31,6 +31,8 @@ class TableWriter:
         self._rows: deque[tuple[Any, ...]] = deque()
         self._file = pa.OSFile(str(self.path), "wb")
         self._stream = pa.ipc.new_stream(self._file, schema)
+        for field in schema:  # pyarrow loads pandas at its first conversion: now, not in the middle of a run
+            pa.array([None], type=field.type)
 
     def append(self, row: tuple[Any, ...]) -> None:
         self._rows.append(row)

@@ -1,0 +1,262 @@
+"""The load driver: one thread that sends at absolute deadlines and stamps what comes back.
+
+Arrivals never wait for the system: a late request goes at once and is recorded as late, and the plan is never re-anchored.
+Time is the target's (``Target.now``), so the same driver runs in real and in virtual time.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workload.loops import Loop, Offer
+from workload.phases import Phases
+from workload.records import RequestRecord
+from workload.run_directory import ClientTables
+from workload.targets.base import Target, TargetEvent, TargetFailed
+
+HOUSEKEEPING_S = 0.5  # rows are flushed and progress is told this often, where no deadline is near
+QUIET_S = 5e-3  # a deadline nearer than this postpones housekeeping,
+OVERDUE_S = 5.0  # but not for longer than this
+DRAIN_LIMIT_S = 60.0  # how long a target may take to confirm that what was left over has been aborted
+
+
+class Progress(NamedTuple):
+    """Where a run stands."""
+
+    elapsed_s: float
+    sent: int
+    finished: int
+    in_flight: int
+    phase: str
+    recent_ttft_s: float  # median of the last requests; nan before the first
+
+
+@dataclass(frozen=True)
+class DriveResult:
+    """What a run came to. Times in seconds from its origin; ``lags`` in seconds, one per request sent."""
+
+    measure_start_s: float
+    measure_end_s: float
+    end_s: float
+    counts: dict[str, int]
+    lags: list[float]
+
+
+class Driver:
+    """Drives one run of ``loop`` against ``target`` (already started) and writes the client's rows to ``tables``.
+
+    Args:
+        phases: tells warm-up, measurement and cool-down apart.
+        cooldown_limit_s: how long after the measured phase its last requests are waited for; then they are censored.
+        max_concurrency: a cap on requests in flight that the user asked for; the wait for it is ``cap_wait``.
+        on_progress: called now and then.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        loop: Loop,
+        phases: Phases,
+        tables: ClientTables,
+        *,
+        origin_s: float,
+        cooldown_limit_s: float = 60.0,
+        max_concurrency: int | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._target = target
+        self._loop = loop
+        self._phases = phases
+        self._tables = tables
+        self._origin_s = origin_s
+        self._cooldown_limit_s = cooldown_limit_s
+        self._cap = math.inf if max_concurrency is None else max_concurrency
+        self._on_progress = on_progress
+        self._in_flight: dict[str, RequestRecord] = {}
+        self._capped: deque[tuple[Offer, RequestRecord, float]] = deque()
+        self._measured_open = 0
+        self._counts: dict[str, int] = {}
+        self._lags: list[float] = []
+        self._recent_ttft: deque[float] = deque(maxlen=50)
+        self._housekeeping_s = 0.0
+
+    def run(self) -> DriveResult:
+        """Send until every measured request has ended (or the limit is reached), then abort the rest.
+
+        Raises:
+            TargetFailed: the target died; requests in flight are recorded as failed.
+            KeyboardInterrupt: rows so far are written, requests in flight as censored.
+        """
+        with _no_garbage_collection():
+            try:
+                self._drive()
+                end_s = self._now()
+                self._abort_rest()
+            except TargetFailed as failure:
+                self._give_up("failed", str(failure))
+                raise
+            except KeyboardInterrupt:
+                self._give_up(None, None)
+                raise
+        start_s, measure_end_s = self._phases.window(end_s)
+        return DriveResult(start_s, measure_end_s, end_s, self._counts, self._lags)
+
+    def _now(self) -> float:
+        return self._target.now() - self._origin_s
+
+    def _drive(self) -> None:
+        while True:
+            now_s = self._now()
+            if self._is_over(now_s):
+                return
+            self._send_due(now_s)
+            self._receive()
+            due_s = self._loop.next_due()
+            now_s = self._now()
+            overdue_s = now_s - self._housekeeping_s
+            if overdue_s >= 0 and (due_s - now_s > QUIET_S or overdue_s > OVERDUE_S):
+                self._housekeep(now_s)
+            wake_s = min(due_s, max(self._housekeeping_s, now_s + QUIET_S), self._deadline_s(now_s))
+            self._target.wait(self._origin_s + wake_s)
+
+    def _deadline_s(self, now_s: float) -> float:
+        """When something has to happen without news: the end of the measured phase, then the limit."""
+        measure_end_s = self._phases.measure_end_s
+        return measure_end_s if now_s < measure_end_s else measure_end_s + self._cooldown_limit_s
+
+    def _is_over(self, now_s: float) -> bool:
+        if self._loop.exhausted and not self._in_flight and not self._capped:
+            return True
+        if now_s < self._phases.measure_end_s:
+            return False
+        return self._measured_open == 0 or now_s >= self._phases.measure_end_s + self._cooldown_limit_s
+
+    def _send_due(self, now_s: float) -> None:
+        while self._loop.next_due() <= now_s:
+            offer = self._loop.take()
+            record = self._new_record(offer)
+            if len(self._in_flight) >= self._cap:
+                self._capped.append((offer, record, now_s))
+            else:
+                self._send(offer, record)
+                self._receive()
+            now_s = self._now()
+
+    def _new_record(self, offer: Offer) -> RequestRecord:
+        request = offer.request
+        phase = self._phases.phase_of(offer.intended_s)
+        self._measured_open += phase == "measure"
+        return RequestRecord(
+            request_id=request.request_id,
+            phase=phase,
+            intended_s=offer.intended_s,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.params.max_tokens,
+            predicted_output_tokens=request.predicted_output_tokens,
+            session_id=offer.session_id,
+            turn=offer.turn,
+            priority=request.priority,
+        )
+
+    def _send(self, offer: Offer, record: RequestRecord) -> None:
+        self._in_flight[record.request_id] = record
+        record.sent_s = self._now()
+        self._target.submit(offer.request)
+        self._lags.append(record.sent_s - record.intended_s - record.cap_wait)
+        self._tables.record_prompt(offer.request)
+
+    def _receive(self) -> None:
+        while events := self._target.next_events():
+            now_s = self._now()
+            for event in events:
+                self._on_event(event, now_s)
+
+    def _on_event(self, event: TargetEvent, now_s: float) -> None:
+        record = self._in_flight[event.request_id]
+        if event.token_ids:
+            if not record.token_s:
+                self._recent_ttft.append(now_s - record.intended_s)
+            record.token_s += [now_s] * len(event.token_ids)
+        if event.finish_reason is None:
+            return
+        record.finish_reason = event.finish_reason
+        record.finished_s = now_s
+        record.stats = event.stats
+        record.error = event.error
+        del self._in_flight[event.request_id]
+        self._close(record)
+        self._loop.on_end(event.request_id, now_s)
+        if self._capped:
+            offer, waiting, due_s = self._capped.popleft()
+            waiting.cap_wait = self._now() - due_s
+            self._send(offer, waiting)
+
+    def _close(self, record: RequestRecord) -> None:
+        outcome = record.finish_reason or "censored"
+        self._counts[outcome] = self._counts.get(outcome, 0) + 1
+        self._measured_open -= record.phase == "measure"
+        self._tables.record_request(record)
+
+    def _abort_rest(self) -> None:
+        """Abort what is still in flight, so that the target is empty for the next run; its rows are censored."""
+        left = dict(self._in_flight)
+        for request_id in left:
+            self._target.abort(request_id)
+        limit_s = self._now() + DRAIN_LIMIT_S
+        while self._in_flight:
+            if self._now() > limit_s:
+                raise TargetFailed(f"{len(self._in_flight)} aborted requests were not confirmed in {DRAIN_LIMIT_S:g} s")
+            for event in self._target.next_events():
+                record = self._in_flight[event.request_id]
+                if event.finish_reason is not None:
+                    record.stats = event.stats
+                    del self._in_flight[event.request_id]
+            self._target.wait(min(self._target.now() + HOUSEKEEPING_S, self._origin_s + limit_s))
+        for record in left.values():
+            self._close(record)
+        for _, record, _ in self._capped:
+            self._close(record)
+
+    def _give_up(self, reason: str | None, error: str | None) -> None:
+        for record in [*self._in_flight.values(), *(record for _, record, _ in self._capped)]:
+            record.finish_reason, record.error = reason, error
+            self._close(record)
+        self._tables.flush()
+
+    def _housekeep(self, now_s: float) -> None:
+        self._housekeeping_s = now_s + HOUSEKEEPING_S
+        self._tables.flush()
+        if self._on_progress is not None:
+            recent = sorted(self._recent_ttft)
+            finished = sum(self._counts.values())
+            self._on_progress(
+                Progress(
+                    now_s,
+                    len(self._lags),
+                    finished,
+                    len(self._in_flight) + len(self._capped),
+                    self._phases.phase_of(now_s),
+                    recent[len(recent) // 2] if recent else math.nan,
+                )
+            )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """No collector pauses between a deadline and its request."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

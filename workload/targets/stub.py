@@ -1,0 +1,86 @@
+"""A known queue as a target, in real time: the instrument's own test.
+
+A request's departure follows from the Kiefer-Wolfowitz recursion the moment it is received (first come, first served, c
+servers); its one token is delivered at that absolute time. What the driver then reports must be the textbook's queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.outputs import RequestStats
+from engine.sequence import Request
+from workload.targets.base import TargetEvent
+from workload.targets.process import SPIN_S
+
+
+class StubTarget:
+    """``c`` servers with service times (seconds) taken from ``service_times``, in order of receipt.
+
+    An aborted request is answered at once; its service stays in the queue's work, as departures are fixed on receipt.
+    """
+
+    def __init__(self, service_times: Iterator[float], c: int = 1) -> None:
+        if c < 1:
+            raise ValueError(f"c is {c}; a queue has at least one server")
+        self.info: dict[str, Any] = {"target": "stub", "servers": c}
+        self._service_times = service_times
+        self._free_s = [-math.inf] * c
+        self._departures: list[tuple[float, int, Request, RequestStats]] = []
+        self._aborted: deque[str] = deque()
+        self._received = 0
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def start_run(self, directory: Path | None, origin_s: float) -> None:
+        self._free_s = [-math.inf] * len(self._free_s)
+
+    def submit(self, request: Request) -> None:
+        received_s = time.perf_counter()
+        start_s = max(received_s, heapq.heappop(self._free_s))
+        done_s = start_s + next(self._service_times)
+        heapq.heappush(self._free_s, done_s)
+        stats = RequestStats(received_s, start_s, done_s, done_s, done_s, start_s - received_s, None, 0, 0, -1)
+        self._received += 1
+        heapq.heappush(self._departures, (done_s, self._received, request, stats))
+
+    def abort(self, request_id: str) -> None:
+        left = [departure for departure in self._departures if departure[2].request_id != request_id]
+        if len(left) < len(self._departures):
+            heapq.heapify(left)
+            self._departures = left
+            self._aborted.append(request_id)
+
+    def wait(self, until_s: float) -> None:
+        if self._aborted:
+            return
+        until_s = min(until_s, self._departures[0][0]) if self._departures else until_s
+        left = until_s - time.perf_counter()
+        if left > SPIN_S:
+            time.sleep(left - SPIN_S)
+        while time.perf_counter() < until_s:
+            pass
+
+    def next_events(self) -> list[TargetEvent]:
+        if self._aborted:
+            return [TargetEvent(self._aborted.popleft(), (), "aborted")]
+        if not self._departures or self._departures[0][0] > time.perf_counter():
+            return []
+        _, _, request, stats = heapq.heappop(self._departures)
+        return [TargetEvent(request.request_id, (0,), "length", stats)]
+
+    def finish_run(self) -> dict[str, Any]:
+        return {"received": self._received}
+
+    def clock_offset(self) -> dict[str, float]:
+        return {"low_s": 0.0, "high_s": 0.0}
+
+    def close(self) -> None:
+        """Nothing to end."""
