@@ -1,0 +1,104 @@
+// Matrices packed into panels, and activations times matrix for any number of rows.
+#pragma once
+
+#include "buffer.h"
+#include "tile.h"
+
+namespace lab {
+
+template <class T>
+struct Matrix {
+    int outputs = 0, inputs = 0;
+    Buffer<T> data;
+
+    int panels() const { return (outputs + kPanel - 1) / kPanel; }
+    size_t panel_size() const { return pair_rows(inputs) * 2 * kPanel; }
+    const T* panel(int i) const { return data.get() + i * panel_size(); }
+
+    // `rows`: row-major [outputs, inputs].
+    void pack(const T* rows, int outputs_, int inputs_) {
+        outputs = outputs_;
+        inputs = inputs_;
+        data = Buffer<T>(panels() * panel_size());
+        for (int n = 0; n < outputs; ++n) {
+            T* panel = data.get() + (n / kPanel) * panel_size();
+            const T* row = rows + static_cast<size_t>(n) * inputs;
+            for (int k = 0; k < inputs; ++k) panel[pair_index(panel, kPanel, k, n % kPanel)] = row[k];
+        }
+    }
+};
+
+enum class Write { kSet, kAdd };
+
+// Rows whose inputs stay in the second-level cache while all panels pass by.
+constexpr int kRowBlock = 48;
+
+template <Write kWrite, int Rows, int Panels>
+inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, int columns, float* y, size_t y_stride) {
+    constexpr int kVecs = kPanel / kWidth;
+    for (int p = 0; p < Panels; ++p) {
+        const int left = columns - p * kPanel;
+        for (int r = 0; r < Rows; ++r) {
+            float* out = y + r * y_stride + p * kPanel;
+            if (left >= kPanel) {
+#pragma GCC unroll 8
+                for (int v = 0; v < kVecs; ++v) {
+                    Vec value = acc.sum[p][r][v];
+                    if (kWrite == Write::kAdd) value += load(out + v * kWidth);
+                    store(out + v * kWidth, value);
+                }
+            } else {  // the padded last panel
+                for (int n = 0; n < left; ++n) {
+                    const float value = acc.sum[p][r][n / kWidth][n % kWidth];
+                    out[n] = kWrite == Write::kAdd ? value + out[n] : value;
+                }
+            }
+        }
+    }
+}
+
+template <class T, Write kWrite, int Rows, int Panels>
+inline void multiply_tile(const Matrix<T>& m, int panel, const float* x, float* y, size_t y_stride) {
+    const float* rows[Rows];
+    for (int r = 0; r < Rows; ++r) rows[r] = x + static_cast<size_t>(r) * m.inputs;
+    const T* panels[Panels];
+    for (int p = 0; p < Panels; ++p) panels[p] = m.panel(panel + p);
+    Accumulators<kPanel, Rows, Panels> acc;
+    acc.clear();
+    accumulate(acc, panels, rows, m.inputs);
+    write_tile<kWrite>(acc, m.outputs - panel * kPanel, y, y_stride);
+}
+
+// y[r][c] (+)= Σ_k x[r][k] · m[c][k] for the outputs of `panels`; y points at the first output of the first panel.
+template <class T, Write kWrite>
+void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, float* y, size_t y_stride) {
+    for (int block = 0; block < rows; block += kRowBlock) {
+        const int block_rows = rows - block < kRowBlock ? rows - block : kRowBlock;
+        const int tiles = (block_rows + kMaxRows - 1) / kMaxRows;
+        const float* x_block = x + static_cast<size_t>(block) * m.inputs;
+        float* y_block = y + static_cast<size_t>(block) * y_stride;
+        if (tiles == 1) {
+            with_rows(block_rows, [&](auto n) {
+                constexpr int kAtOnce = panels_at_once<kPanel>(n);
+                int i = panels.begin;
+                for (; i + kAtOnce <= panels.end; i += kAtOnce)
+                    multiply_tile<T, kWrite, n, kAtOnce>(m, i, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
+                for (; i < panels.end; ++i)
+                    multiply_tile<T, kWrite, n, 1>(m, i, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
+            });
+            continue;
+        }
+        for (int i = panels.begin; i < panels.end; ++i) {
+            float* column = y_block + (i - panels.begin) * kPanel;
+            for (int t = 0; t < tiles; ++t) {
+                const Range range = part(block_rows, tiles, t);
+                with_rows(range.end - range.begin, [&](auto n) {
+                    multiply_tile<T, kWrite, n, 1>(m, i, x_block + static_cast<size_t>(range.begin) * m.inputs,
+                                                   column + range.begin * y_stride, y_stride);
+                });
+            }
+        }
+    }
+}
+
+}  // namespace lab

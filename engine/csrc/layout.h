@@ -1,0 +1,105 @@
+// How numbers lie in memory: vectors, "pair rows", weight panels and key/value tiles.
+//
+// Everything that is multiplied is stored as PAIR ROWS. A pair row holds two consecutive inputs (k, k+1) for a fixed
+// number of lanes, one lane an output:
+//
+//     bf16   | w[0][k] w[0][k+1] | w[1][k] w[1][k+1] | ...      one 32-bit load gives both halves of a lane,
+//     fp32   | w[0][k] w[1][k] ... | w[0][k+1] w[1][k+1] ... |  `<< 16` and `& 0xffff0000` widen them to fp32
+//
+// so that one kernel (tile.h) serves weights, keys and values, and AVX-512 BF16 multiplies a pair row in one go.
+//
+// WEIGHTS of a matrix [outputs, inputs]: panels of kPanel outputs, one after another, the last one padded with zeros.
+//
+//     panel 0: pair row (0,1) | pair row (2,3) | ... | pair row (inputs-2, inputs-1)       lanes = kPanel outputs
+//     panel 1: ...
+//
+// A thread owns a fixed range of panels of every matrix, so its weights stay in its own caches.
+//
+// KV CACHE: one pool, [layer][block][kv head][tile]. A tile is 16 tokens; a block of b tokens has b / 16 of them.
+//
+//     tile = keys   | D/2 pair rows over (d, d+1), lanes = the 16 tokens |       one row scores 16 keys at once,
+//            values | D/16 columns of 8 pair rows over (token, token+1),  |      no horizontal sums;
+//                   |   lanes = 16 of the D features                      |      the same kernel adds up values
+//
+// All query heads that share a key/value head go through a tile together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace lab {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16, kRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kWidth = 8, kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kWidth = 4, kRegisters = 32;
+#else
+constexpr int kWidth = 4, kRegisters = 16;
+#endif
+
+// Accumulators in registers leave room for the widened weights, a broadcast input and the mask.
+constexpr int kAccumulators = kRegisters == 32 ? 24 : 12;
+constexpr int kMaxRows = 6;
+constexpr int kPanel = kWidth * kAccumulators / kMaxRows;  // 16 outputs with AVX2, 64 with AVX-512
+constexpr int kTile = 16;                                  // tokens of a tile, and features of a value column
+
+typedef float Vec __attribute__((vector_size(kWidth * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
+typedef uint32_t UintVec __attribute__((vector_size(kWidth * 4)));
+typedef float LooseVec __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+typedef uint32_t LooseUintVec __attribute__((vector_size(kWidth * 4), aligned(2), may_alias));
+
+inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+inline void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
+
+using fp32 = float;
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float widen(bf16 v) {
+    const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+inline float widen(float v) { return v; }
+
+// Round to nearest, ties to even; a NaN stays one.
+inline void narrow(float f, bf16* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        out->bits = 0x7fc0;
+        return;
+    }
+    out->bits = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+inline void narrow(float f, float* out) { *out = f; }
+
+// Both halves of kWidth lanes of a pair row with `Lanes` lanes, starting at lane `lane`.
+template <int Lanes>
+inline void load_pair(const bf16* row, int lane, Vec& first, Vec& second) {
+    const UintVec both = *reinterpret_cast<const LooseUintVec*>(row + 2 * lane);
+    first = reinterpret_cast<Vec>(both << 16);
+    second = reinterpret_cast<Vec>(both & 0xffff0000u);
+}
+template <int Lanes>
+inline void load_pair(const float* row, int lane, Vec& first, Vec& second) {
+    first = load(row + lane);
+    second = load(row + Lanes + lane);
+}
+
+// Where input `k` of lane `lane` lies in consecutive pair rows of `lanes` lanes.
+inline size_t pair_index(const bf16*, int lanes, size_t k, int lane) {
+    return (k / 2) * 2 * lanes + 2 * static_cast<size_t>(lane) + k % 2;
+}
+inline size_t pair_index(const float*, int lanes, size_t k, int lane) { return k * lanes + lane; }
+
+inline size_t pair_rows(size_t inputs) { return (inputs + 1) / 2; }
+inline size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
+
+}  // namespace lab

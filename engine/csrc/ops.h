@@ -1,0 +1,96 @@
+// The small operations on one row: exponential, RMS norm, rotary embedding, SiLU, softmax. Sums run in a fixed order.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "layout.h"
+
+namespace lab {
+
+inline Vec splat(float s) { return Vec{} + s; }
+inline Vec select(IntVec mask, Vec yes, Vec no) {
+    return reinterpret_cast<Vec>((mask & reinterpret_cast<IntVec>(yes)) | (~mask & reinterpret_cast<IntVec>(no)));
+}
+inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
+
+// e^x for x <= 88, within 2 ulp; exactly 0 below -87, so that masked scores weigh nothing.
+// x = n·ln2 + r with ln2 in two parts (Cody and Waite), |r| <= ln2/2, then a Taylor polynomial of degree 7.
+inline Vec exponential(Vec x) {
+    const Vec lowest = splat(-87.0f), magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+    const IntVec alive = x >= lowest;
+    const Vec clamped = select(alive, x, lowest);
+    const Vec n = (clamped * 1.44269504088896341f + magic) - magic;
+    Vec r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vec p = splat(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p * reinterpret_cast<Vec>(exponent)) & alive);
+}
+
+inline float horizontal_sum(Vec v) {
+    float sum = 0;
+    for (int i = 0; i < kWidth; ++i) sum += v[i];
+    return sum;
+}
+
+// out = x / sqrt(mean(x²) + eps) · weight; `n` a multiple of 16 or not.
+inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+    Vec squares{};
+    const int whole = n / kWidth * kWidth;
+    for (int i = 0; i < whole; i += kWidth) {
+        const Vec v = load(x + i);
+        squares += v * v;
+    }
+    float sum = horizontal_sum(squares);
+    for (int i = whole; i < n; ++i) sum += x[i] * x[i];
+    const float scale = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
+    for (int i = 0; i < whole; i += kWidth) store(out + i, load(x + i) * scale * load(weight + i));
+    for (int i = whole; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+// Rotates (x[i], x[i + d/2]) by the angle of feature i: Hugging Face's half-split order.
+inline void rotate(float* x, const float* cosine, const float* sine, int head_dim) {
+    const int half = head_dim / 2;
+    for (int i = 0; i < half; ++i) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+// gate = gate / (1 + e^-gate) · up, for n a multiple of kWidth.
+inline void silu_multiply(float* gate, const float* up, int n) {
+    const Vec limit = splat(88.0f);
+    for (int i = 0; i < n; i += kWidth) {
+        const Vec g = load(gate + i);
+        const Vec minus = select(-g > limit, limit, -g);
+        store(gate + i, g / (1.0f + exponential(minus)) * load(up + i));
+    }
+}
+
+// scores[0..n) become e^(score - max), [n, padded) become 0; returns 1 / sum. `padded` is a multiple of kTile.
+inline float softmax_weights(float* scores, int n, int padded) {
+    const float minus_infinity = -std::numeric_limits<float>::infinity();
+    for (int i = n; i < padded; ++i) scores[i] = minus_infinity;
+    Vec top = splat(minus_infinity);
+    for (int i = 0; i < padded; i += kWidth) top = maximum(load(scores + i), top);
+    float max = top[0];
+    for (int i = 1; i < kWidth; ++i) max = top[i] > max ? top[i] : max;
+    Vec sum{};
+    for (int i = 0; i < padded; i += kWidth) {
+        const Vec weight = exponential(load(scores + i) - max);
+        store(scores + i, weight);
+        sum += weight;
+    }
+    return 1.0f / horizontal_sum(sum);
+}
+
+}  // namespace lab

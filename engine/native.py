@@ -1,0 +1,229 @@
+"""The native CPU step from Python: packs a checkpoint's weights, owns the KV cache, computes a whole step in one call.
+
+The library (engine/csrc) is plain C to its caller and loaded with ctypes, which releases the GIL during a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.csrc.build import NativeUnavailableError, build_library, source_fingerprint
+from engine.layers.rotary_embedding import rope_tables
+from engine.model_input import ModelInput
+from engine.models.config import ModelConfig
+from engine.weights.checkpoint import Checkpoint
+
+__all__ = ["NativeRunner", "NativeUnavailableError", "kv_bytes_per_block", "source_fingerprint"]
+
+BLOCK_SIZE = 16  # the default; any multiple of it works
+_TYPES = {"bfloat16": ("bf16", torch.bfloat16), "float32": ("fp32", torch.float32)}
+
+# The order of `enum Weight` in step.cpp.
+_WEIGHTS = (
+    "embedding final_norm lm_head "
+    "input_norm qkv qkv_bias q_norm k_norm attention_out post_norm gate up down"
+).split()  # fmt: skip
+
+# `enum Fault` in step.cpp.
+_FAULTS = {
+    1: "token_ids: an id is outside the vocabulary",
+    2: "positions: a position is outside 0 .. max_model_len - 1",
+    3: "query_start: must ascend from 0 to the number of rows",
+    4: "context_lens: must cover the rows' positions and fit the block table",
+    5: "block_tables: a block that the context needs is missing or not in the cache",
+    6: "slot_mapping: a slot is outside the cache",
+    7: "logit_rows: must be ascending rows of the step",
+}
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in (
+            "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "max_positions",
+            "block_size", "num_blocks", "threads",
+        )),
+        ("eps", ctypes.c_float),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+_ARRAYS = ("token_ids", "positions", "query_start", "context_lens", "block_tables", "slot_mapping", "logit_rows")
+
+
+class _StepInput(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("tokens", "seqs", "table_width", "logits")),
+        *((name, ctypes.c_void_p) for name in (*_ARRAYS, "out")),
+    ]  # fmt: skip
+
+
+def kv_bytes_per_block(config: ModelConfig, block_size: int, kv_dtype: str = "bfloat16") -> int:
+    """Bytes that one KV block takes over all layers."""
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
+    return values * _TYPES[kv_dtype][1].itemsize
+
+
+class NativeRunner:
+    """Computes steps of one model on CPU threads; the numbers of a request do not depend on what runs beside it.
+
+    Args:
+        checkpoint: weights (copied into the packed layout; the embedding table is kept as it is).
+        num_kv_blocks: blocks of the KV cache, which the runner owns.
+        block_size: tokens of a block, a multiple of 16.
+        num_threads: of the step, the calling one included; they run on the cores the process may use.
+        max_model_len: longest sequence, prompt and output.
+        dtype: of the weights: ``bfloat16``, or ``float32`` to compare with the torch path.
+        kv_dtype: of the KV cache, the same two; as ``dtype`` where not given.
+
+    Raises:
+        ValueError: a size that the kernels do not support; the message says which they do.
+        NativeUnavailableError: the library cannot be built here.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_kv_blocks: int,
+        max_model_len: int,
+        block_size: int = BLOCK_SIZE,
+        num_threads: int = 1,
+        dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
+    ) -> None:
+        config = checkpoint.config
+        kv_dtype = kv_dtype or dtype
+        _check(config, num_kv_blocks, block_size, num_threads, max_model_len, dtype, kv_dtype)
+        library = _load(build_library(_TYPES[dtype][0], _TYPES[kv_dtype][0]))
+        self.config = config
+        self.block_size = block_size
+        self.num_kv_blocks = num_kv_blocks
+        self.max_model_len = max_model_len
+        self._rope = [table.contiguous() for table in rope_tables(config, max_model_len)]
+        shape = _Shape(
+            config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+            config.head_dim, config.vocab_size, max_model_len, block_size, num_kv_blocks, num_threads,
+            config.rms_norm_eps, *(table.data_ptr() for table in self._rope),
+        )  # fmt: skip
+        self._model = ctypes.c_void_p(library.lab_create(ctypes.byref(shape)))
+        if not self._model:
+            raise MemoryError(
+                f"no memory for {num_kv_blocks} KV blocks of {kv_bytes_per_block(config, block_size, kv_dtype)} bytes, "
+                f"or no {num_threads} threads"
+            )
+        self._step = library.lab_step
+        self.close = weakref.finalize(self, library.lab_destroy, self._model)
+        self._set_weights(library, checkpoint.tensors, _TYPES[dtype][1])
+        self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
+
+    def forward(self, model_input: ModelInput) -> NDArray[np.float32]:
+        """Logits of ``model_input.logit_rows``, float32 [R, vocab]; keys and values go to the cache.
+
+        The array is the runner's own and is overwritten by the next call (fresh memory for it would cost a page fault
+        every 4 KiB, a tenth of a step at 32 rows).
+
+        Raises:
+            ValueError: an index is out of range; nothing has been computed.
+        """
+        if not self.close.alive:
+            raise ValueError("this runner has been closed")
+        rows = len(model_input.logit_rows)
+        if rows > len(self._logits):
+            self._logits = np.empty((rows, self.config.vocab_size), dtype=np.float32)
+        # Keeps the arrays alive during the call; most are contiguous int32 already and not copied.
+        arrays = [np.ascontiguousarray(getattr(model_input, name), dtype=np.int32) for name in _ARRAYS]
+        tokens, seqs = len(model_input.token_ids), len(model_input.context_lens)
+        _check_lengths(model_input, tokens, seqs)
+        if tokens == 0:
+            return self._logits[:0]
+        step = _StepInput(
+            tokens, seqs, arrays[4].shape[1], rows, *(array.ctypes.data for array in arrays), self._logits.ctypes.data
+        )
+        fault = self._step(self._model, ctypes.byref(step))
+        if fault:
+            raise ValueError(f"model input not accepted: {_FAULTS[fault]}")
+        return self._logits[:rows]
+
+    def _set_weights(self, library: ctypes.CDLL, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        def put(weight: str, layer: int, *names: str, to: torch.dtype = torch.float32) -> torch.Tensor:
+            parts = [tensors[name].to(to) for name in names]
+            tensor = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+            library.lab_set(self._model, _WEIGHTS.index(weight), layer, tensor.data_ptr())
+            return tensor
+
+        config = self.config
+        # The library reads the table in place, so it must outlive the model.
+        self._embedding = put("embedding", 0, "model.embed_tokens.weight", to=dtype)
+        put("lm_head", 0, "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight", to=dtype)
+        put("final_norm", 0, "model.norm.weight")
+        for i in range(config.num_layers):
+            layer = f"model.layers.{i}"
+            attention = f"{layer}.self_attn"
+            put("input_norm", i, f"{layer}.input_layernorm.weight")
+            put("post_norm", i, f"{layer}.post_attention_layernorm.weight")
+            put("qkv", i, *(f"{attention}.{name}_proj.weight" for name in "qkv"), to=dtype)
+            if config.attention_bias:
+                put("qkv_bias", i, *(f"{attention}.{name}_proj.bias" for name in "qkv"))
+            if config.qk_norm:
+                put("q_norm", i, f"{attention}.q_norm.weight")
+                put("k_norm", i, f"{attention}.k_norm.weight")
+            put("attention_out", i, f"{attention}.o_proj.weight", to=dtype)
+            for name in ("gate", "up", "down"):
+                put(name, i, f"{layer}.mlp.{name}_proj.weight", to=dtype)
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(os.fspath(path))
+    library.lab_create.restype = ctypes.c_void_p
+    library.lab_create.argtypes = [ctypes.POINTER(_Shape)]
+    library.lab_set.restype = None
+    library.lab_set.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
+    library.lab_step.restype = ctypes.c_int32
+    library.lab_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(_StepInput)]
+    library.lab_destroy.restype = None
+    library.lab_destroy.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def _check(
+    config: ModelConfig, blocks: int, block_size: int, threads: int, max_len: int, dtype: str, kv_dtype: str
+) -> None:
+    for name, value in (("num_kv_blocks", blocks), ("num_threads", threads), ("max_model_len", max_len)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    if block_size < 1 or block_size % 16:
+        raise ValueError(f"block_size is {block_size}; the native step takes multiples of 16")
+    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+        if value not in _TYPES:
+            raise ValueError(f"{name} is {value!r}; the native step takes {', '.join(_TYPES)}")
+    if config.head_dim % 16:
+        raise ValueError(f"head_dim is {config.head_dim}; the native step takes multiples of 16")
+    if config.num_heads % config.num_kv_heads:
+        raise ValueError(f"{config.num_heads} query heads cannot share {config.num_kv_heads} key/value heads evenly")
+
+
+def _check_lengths(model_input: ModelInput, tokens: int, seqs: int) -> None:
+    found: dict[str, Any] = {name: getattr(model_input, name).shape for name in _ARRAYS}
+    width = found["block_tables"][1] if len(found["block_tables"]) == 2 else -1
+    wanted = {
+        "token_ids": (tokens,),
+        "positions": (tokens,),
+        "slot_mapping": (tokens,),
+        "query_start": (seqs + 1,),
+        "context_lens": (seqs,),
+        "block_tables": (seqs, width),
+        "logit_rows": (len(model_input.logit_rows),),
+    }
+    wrong = [f"{name} {found[name]} instead of {shape}" for name, shape in wanted.items() if found[name] != shape]
+    if wrong:
+        raise ValueError(f"model input not accepted: {'; '.join(wrong)}")
