@@ -76,7 +76,7 @@ class EngineCore:
         self.max_queue = max_queue
         self._recorder: Recorder | None = None
         self._inbox: deque[Sequence] = deque()
-        self._aborts: deque[str] = deque()
+        self._aborts: deque[Sequence] = deque()
         self._live: dict[str, Sequence] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -125,8 +125,11 @@ class EngineCore:
         return seq
 
     def abort(self, request_id: str) -> None:
-        """End a request before the next step; unknown ids (finished a moment ago) are no error."""
-        self._aborts.append(request_id)
+        """End the request that is live under this id now, before the next step; a finished or unknown id is no error."""
+        with self._lock:
+            seq = self._live.get(request_id)
+            if seq is not None:
+                self._aborts.append(seq)
         self._wake.set()
 
     def wait_for_work(self, timeout: float | None = None) -> bool:
@@ -153,8 +156,8 @@ class EngineCore:
 
     def begin_step(self) -> tuple[list[TokenEvent], ScheduledBatch | None]:
         """Apply aborts, drain the inbox and schedule. No batch means that nobody is there."""
-        start_s = self.clock()
         with self._lock:
+            start_s = self.clock()  # under the lock: not before the receipt of any request that is drained here
             aborted = self._apply_aborts(start_s)
             drained = self._drain(start_s)
             if not self.scheduler.has_work:
@@ -201,9 +204,7 @@ class EngineCore:
     def finish_early(self, seq: Sequence, reason: str) -> None:
         """End a live request between steps for a reason found outside the core (a stop string)."""
         with self._lock:
-            self.scheduler.remove(seq)
-            seq.finish_reason = reason
-            self._end(seq, self.clock())
+            self._take_out(seq, reason, self.clock())
             self._read_gauge()
 
     def _drain(self, now: float) -> int:
@@ -220,20 +221,23 @@ class EngineCore:
     def _apply_aborts(self, now: float) -> list[TokenEvent]:
         events = []
         while self._aborts:
-            seq = self._live.get(self._aborts.popleft())
-            if seq is None:
-                continue
-            if seq in self._inbox:
-                self._inbox.remove(seq)
-                seq.wait_total_s = now - seq.wait_since_s
-            elif self.scheduler.remove(seq):
-                seq.wait_total_s += now - seq.wait_since_s
-            seq.finish_reason = "aborted"
-            self._end(seq, now)
-            events.append(TokenEvent(seq, None))
+            seq = self._aborts.popleft()
+            if not seq.is_finished:  # it may have ended by itself, or been aborted twice
+                self._take_out(seq, "aborted", now)
+                events.append(TokenEvent(seq, None))
         if events:
             self._read_gauge()
         return events
+
+    def _take_out(self, seq: Sequence, reason: str, now: float) -> None:
+        """End a live request wherever it is; a wait that is cut short counts."""
+        is_received_only = math.isnan(seq.drained_s)
+        if is_received_only:
+            self._inbox.remove(seq)
+        if is_received_only or self.scheduler.remove(seq):
+            seq.wait_total_s += now - seq.wait_since_s
+        seq.finish_reason = reason
+        self._end(seq, now)
 
     def _end(self, seq: Sequence, now: float) -> None:
         seq.done_s = now

@@ -58,7 +58,7 @@ class PriorityPolicy(FCFS):
         self.ageing = ageing
 
     def key(self, seq: Sequence) -> float:
-        return seq.request.priority + self.ageing * seq.received_s
+        return _aged(seq.request.priority, self.ageing, seq)
 
 
 class ShortestJobFirst(FCFS):
@@ -72,7 +72,12 @@ class ShortestJobFirst(FCFS):
 
     def key(self, seq: Sequence) -> float:
         size = seq.num_prompt_tokens + (seq.request.predicted_output_tokens or 0)
-        return size + self.ageing * seq.received_s
+        return _aged(size, self.ageing, seq)
+
+
+def _aged(value: float, ageing: float, seq: Sequence) -> float:
+    """``value`` with the head start of an early receipt; without ageing the stamp need not be there."""
+    return value + ageing * seq.received_s if ageing else float(value)
 
 
 def make_policy(config: EngineConfig) -> Policy:

@@ -84,7 +84,9 @@ class Scheduler:
     def remove(self, seq: Sequence) -> bool:
         """Take out a sequence wherever it is (an abort) and free its blocks. Returns whether it was waiting."""
         was_waiting = self._waiting.pop(seq.request_id, None) is not None
-        if not was_waiting:
+        if was_waiting:
+            self._drop_stale_entries()
+        else:
             self.running.remove(seq)
         self.block_manager.release(seq)
         return was_waiting
@@ -144,8 +146,10 @@ class Scheduler:
         return (self.policy.key(seq), seq.order)
 
     def _enqueue(self, seq: Sequence) -> None:
+        rank = self._rank(seq)
+        assert rank[0] == rank[0], "an ageing policy needs received_s before add"
         self._waiting[seq.request_id] = seq
-        heapq.heappush(self._heap, (*self._rank(seq), seq))
+        heapq.heappush(self._heap, (*rank, seq))
 
     def _schedule_decodes(self, decodes: list[Sequence], batch: ScheduledBatch, budget: int) -> int:
         evicted: set[int] = set()
@@ -222,7 +226,16 @@ class Scheduler:
         self._enqueue(victim)
         return victim
 
+    def _is_stale(self, entry: tuple[float, int, Sequence]) -> bool:
+        """Whether a heap entry is of a sequence that was taken out while it waited."""
+        return self._waiting.get(entry[2].request_id) is not entry[2]
+
     def _drop_stale_heads(self) -> None:
-        """Drop heap entries of sequences that were aborted while they waited."""
-        while self._waiting.get(self._heap[0][2].request_id) is not self._heap[0][2]:
+        while self._is_stale(self._heap[0]):
             heapq.heappop(self._heap)
+
+    def _drop_stale_entries(self) -> None:
+        """Rebuild a heap that is mostly stale: O(1) a removal on average, and what was aborted does not pile up."""
+        if len(self._heap) > 2 * len(self._waiting) + 16:
+            self._heap = [entry for entry in self._heap if not self._is_stale(entry)]
+            heapq.heapify(self._heap)
