@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workload.arrivals import ArrivalSpec, parse_arrivals
+from workload.arrivals import parse_arrivals
 from workload.engine_options import check_engine_options
 from workload.lengths import (
     JointSpec,
@@ -24,6 +24,7 @@ from workload.lengths import (
     parse_length_source,
     parse_lengths,
 )
+from workload.processes.base import ArrivalSpec
 from workload.prompts import PromptSpec, parse_prompts
 from workload.schema import Path as KeyPath
 from workload.schema import SpecError, did_you_mean, validate

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workload.arrivals import ArrivalSpec, RenewalSpec, Times, arrival_times, settled
+from workload.arrivals import arrival_times
 from workload.experiment import RunSpec
 from workload.lengths import JointSpec, Lengths, draw_joint, draw_lengths, predict_lengths
+from workload.processes.base import ArrivalSpec, Times
+from workload.processes.renewal import RenewalSpec, settled
 
 WARMUP, MEASURE, COOLDOWN = "warmup", "measure", "cooldown"
 
