@@ -44,17 +44,19 @@ class RandomTensors(Mapping[str, torch.Tensor]):
     """Seeded weights, made when asked for and not kept, so that a large shape needs no second copy.
 
     Norms are one and biases small; matrices are normal with variance 1 / columns, which keeps activations near unit
-    size, and embeddings are standard normal. A tensor depends on its name and shape only.
+    size, and embeddings are standard normal. A tensor depends on its name, its shape and the seed
+    only.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, seed: int) -> None:
         self._shapes = tensor_shapes(config)
+        self._seed = seed
 
     def __getitem__(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
         if "norm" in name:
             return torch.ones(shape)
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
+        seed = int.from_bytes(hashlib.sha256(f"{self._seed} {name}".encode()).digest()[:8], "little") >> 1
         values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         if name.endswith(".bias"):
             return values.mul_(0.1)
@@ -67,16 +69,16 @@ class RandomTensors(Mapping[str, torch.Tensor]):
         return len(self._shapes)
 
 
-def load_checkpoint(model: str) -> Checkpoint:
-    """Load ``model``: a preset, a folder, a GGUF file, a hub id or ``random:<shape>``.
+def load_checkpoint(model: str, seed: int = 0) -> Checkpoint:
+    """Load ``model``: a preset, a folder, a GGUF file, a hub id or ``random:<shape>`` (drawn from ``seed``).
 
     Raises:
         ValueError: no such model, or one that the engine does not support; the message says what is.
     """
     if is_random(model):
         config = random_shape(model)
-        fingerprint = hashlib.sha256(f"{model} {config}".encode()).hexdigest()
-        return Checkpoint(config, RandomTensors(config), None, None, fingerprint, model)
+        fingerprint = hashlib.sha256(f"{model} {seed} {config}".encode()).hexdigest()
+        return Checkpoint(config, RandomTensors(config, seed), None, None, fingerprint, model)
     return load_folder(model_folder(model), read_chat_template(model), model)
 
 

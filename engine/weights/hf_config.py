@@ -59,6 +59,9 @@ def config_from_hf(hf: Mapping[str, Any], where: str) -> ModelConfig:
     if hf.get("quantization_config"):
         raise ValueError(f"{where}: quantized checkpoints are not supported (GGUF files are: they are dequantized)")
     heads = int(hf["num_attention_heads"])
+    kv_heads = hf.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ValueError(f"{where}: {heads} query heads cannot share {kv_heads} key-value heads evenly")
     theta, scaling = _rope(hf, where)
     head_dim = hf.get("head_dim") or (128 if model_type == "qwen3" else hf["hidden_size"] // heads)
     eos = hf.get("eos_token_id")
@@ -69,7 +72,7 @@ def config_from_hf(hf: Mapping[str, Any], where: str) -> ModelConfig:
         intermediate_size=hf["intermediate_size"],
         num_layers=hf["num_hidden_layers"],
         num_heads=heads,
-        num_kv_heads=hf.get("num_key_value_heads") or heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
         rope_theta=theta,

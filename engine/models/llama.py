@@ -1,0 +1,169 @@
+"""The Llama family: Llama, Qwen2 (bias on q, k and v) and Qwen3 (RMS norm of each query and key head).
+
+All new tokens of a step are the rows of one flat batch [T, hidden]; only attention knows which sequence a row belongs
+to. Layout and names follow Hugging Face, with q, k, v merged into one matrix and gate and up into another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention.base import AttentionBackend, AttentionMetadata
+from engine.layers.activation import silu_and_mul
+from engine.layers.embed_head import TokenEmbedding
+from engine.layers.layernorm import RMSNorm
+from engine.layers.linear import Linear
+from engine.layers.rotary_embedding import RotaryEmbedding, rotate
+from engine.models.config import ModelConfig
+
+Tensors = Mapping[str, Tensor]
+
+
+class LlamaAttention(nn.Module):
+    """Projections, head norms and rotation around the attention back end."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qkv_proj = Linear(config.hidden_size, (queries, keys, keys), config.attention_bias, dtype, device)
+        self.o_proj = Linear(queries, (config.hidden_size,), False, dtype, device)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
+
+    def load(self, tensors: Tensors, prefix: str) -> None:
+        names = [f"{prefix}.{name}_proj" for name in ("q", "k", "v")]
+        biases = [tensors[f"{name}.bias"] for name in names] if self.config.attention_bias else []
+        self.qkv_proj.load([tensors[f"{name}.weight"] for name in names], biases)
+        self.o_proj.load([tensors[f"{prefix}.o_proj.weight"]])
+        if self.config.qk_norm:
+            self.q_norm.load(tensors[f"{prefix}.q_norm.weight"])
+            self.k_norm.load(tensors[f"{prefix}.k_norm.weight"])
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        cache: Tensor,
+        attention: AttentionBackend[Any],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        config, rows = self.config, x.shape[0]
+        qkv = self.qkv_proj(x).view(rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        if config.qk_norm:
+            query, key, value = qkv.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+            query, key = rotate(self.q_norm(query), *rotation), rotate(self.k_norm(key), *rotation)
+        else:
+            # Queries and keys lie side by side, so one call turns both.
+            both, value = qkv.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+            query, key = rotate(both, *rotation).split((config.num_heads, config.num_kv_heads), dim=1)
+        attended = attention.forward(query, key, value, cache, metadata)
+        return self.o_proj(attended.reshape(rows, -1))
+
+
+class LlamaMLP(nn.Module):
+    """SwiGLU feed-forward."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        inner = config.intermediate_size
+        self.gate_up_proj = Linear(config.hidden_size, (inner, inner), False, dtype, device)
+        self.down_proj = Linear(inner, (config.hidden_size,), False, dtype, device)
+
+    def load(self, tensors: Tensors, prefix: str) -> None:
+        self.gate_up_proj.load([tensors[f"{prefix}.gate_proj.weight"], tensors[f"{prefix}.up_proj.weight"]])
+        self.down_proj.load([tensors[f"{prefix}.down_proj.weight"]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+
+
+class LlamaLayer(nn.Module):
+    """Norm, attention, norm, feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.self_attn = LlamaAttention(config, dtype, device)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.mlp = LlamaMLP(config, dtype, device)
+
+    def load(self, tensors: Tensors, prefix: str) -> None:
+        self.input_layernorm.load(tensors[f"{prefix}.input_layernorm.weight"])
+        self.self_attn.load(tensors, f"{prefix}.self_attn")
+        self.post_attention_layernorm.load(tensors[f"{prefix}.post_attention_layernorm.weight"])
+        self.mlp.load(tensors, f"{prefix}.mlp")
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        cache: Tensor,
+        attention: AttentionBackend[Any],
+        metadata: AttentionMetadata,
+    ) -> tuple[Tensor, Tensor]:
+        """``x`` is what the previous layer adds to ``residual``; returns the same pair for the next one."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, rotation, cache, attention, metadata)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class LlamaForCausalLM(nn.Module):
+    """The whole decoder.
+
+    Args:
+        config: the shape.
+        max_positions: longest sequence the rotary table covers.
+        dtype, device: of weights and activations.
+    """
+
+    def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, dtype, device)
+        self.rotary = RotaryEmbedding(config, max_positions, dtype, device)
+        self.layers = nn.ModuleList(LlamaLayer(config, dtype, device) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.lm_head = (
+            self.embed_tokens
+            if config.tie_word_embeddings
+            else TokenEmbedding(config.vocab_size, config.hidden_size, dtype, device)
+        )
+
+    def load(self, tensors: Tensors) -> None:
+        """Copy a checkpoint's tensors, converted to this model's dtype."""
+        self.embed_tokens.load(tensors["model.embed_tokens.weight"])
+        for index, layer in enumerate(self.layers):
+            layer.load(tensors, f"model.layers.{index}")
+        self.norm.load(tensors["model.norm.weight"])
+        if self.lm_head is not self.embed_tokens:
+            self.lm_head.load(tensors["lm_head.weight"])
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        cache: Tensor,
+        attention: AttentionBackend[Any],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """float32 logits [R, vocab] of the rows ``logit_rows`` [R].
+
+        Args:
+            token_ids, positions: int64 [T].
+            cache: [layers, 2, slots, kv_heads, head_dim], written in place.
+        """
+        x: Tensor = self.embed_tokens(token_ids)
+        rotation = self.rotary(positions)
+        residual = torch.zeros_like(x)
+        for layer, layer_cache in zip(self.layers, cache.unbind(0), strict=True):
+            x, residual = layer(x, residual, rotation, layer_cache, attention, metadata)
+        x, _ = self.norm.add(x.index_select(0, logit_rows), residual.index_select(0, logit_rows))
+        return self.lm_head.logits(x)
