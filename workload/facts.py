@@ -1,0 +1,75 @@
+"""Observed facts for run.json: versions, git state, machine, load. Nothing here is interpreted."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = (
+    "latency-lab",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "scipy",
+    "pandas",
+    "pyarrow",
+    "simpy",
+    "hdrhistogram",
+)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages a result depends on; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether the tree differs from it; None outside a checkout."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory and system."""
+    processor = platform.processor()
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo") as lines:
+            processor = next(
+                (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), processor
+            )
+    return {
+        "processor": processor,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def load_state() -> dict[str, float]:
+    """Load average and the seconds of processor time taken by other guests (steal) since boot."""
+    steal = getattr(psutil.cpu_times(), "steal", 0.0)
+    return {"load_1min": os.getloadavg()[0], "steal_s": steal}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

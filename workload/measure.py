@@ -1,0 +1,103 @@
+"""One run: a loop of requests driven against a target, every table and fact of it in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workload import facts
+from workload.driver import Driver, DriveResult, Progress
+from workload.loops import Loop
+from workload.phases import Phases
+from workload.records import lag_verdict
+from workload.run_directory import ClientTables, RunDirectory
+from workload.targets.base import Target
+
+LEAD_S = 0.1  # between the order to start recording and the run's origin
+
+
+def measure(
+    target: Target,
+    loop: Loop,
+    phases: Phases,
+    path: Path,
+    *,
+    about: dict[str, Any],
+    cooldown_s: float = 60.0,
+    max_concurrency: int | None = None,
+    record_prompts: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Run ``loop`` against ``target`` and return the run's directory (design: "the run directory").
+
+    Args:
+        path: where the complete run goes.
+        about: what run.json says beside the facts observed here (names, the resolved spec, the rate).
+        cooldown_s: how long the last measured requests are waited for.
+
+    Raises:
+        TargetFailed: the target died; what was recorded stays in ``<path>.partial``, labelled failed.
+        KeyboardInterrupt: likewise, labelled interrupted.
+    """
+    directory = RunDirectory(path)
+    meta = {**about, **_facts_before(target), "status": "running", "error": None}
+    directory.write_meta(meta)
+    offset_before = target.clock_offset()
+    origin_s = target.now() + LEAD_S
+    meta["wall_clock_anchor"] = {"unix_s": time.time() + LEAD_S, "monotonic_s": origin_s}
+    tables = ClientTables(directory.path, origin_s, record_prompts)
+    try:
+        target.start_run(directory.path, origin_s)
+        driver = Driver(
+            target,
+            loop,
+            phases,
+            tables,
+            origin_s=origin_s,
+            cooldown_limit_s=cooldown_s,
+            max_concurrency=max_concurrency,
+            on_progress=on_progress,
+        )
+        result = driver.run()
+        meta["recording"] = target.finish_run()
+        meta["clock"] = {"before": offset_before, "after": target.clock_offset()}
+    except BaseException as error:
+        tables.close()
+        interrupted = isinstance(error, KeyboardInterrupt)
+        meta["status"] = "interrupted" if interrupted else "failed"
+        meta["error"] = "interrupted by the user" if interrupted else str(error)
+        directory.write_meta(meta)
+        if interrupted:
+            target.finish_run()
+        raise
+    tables.close()
+    directory.write_meta({**meta, **_facts_after(result), "status": "complete"})
+    return directory.complete()
+
+
+def _facts_before(target: Target) -> dict[str, Any]:
+    return {
+        "versions": facts.versions(),
+        "git": facts.git_state(Path(__file__).parent),
+        "machine": facts.machine(),
+        "load_before": facts.load_state(),
+        "affinity": {"generator": sorted(os.sched_getaffinity(0)), "engine": target.info.get("cores")},
+        "engine": {key: value for key, value in target.info.items() if key != "fingerprints"},
+        "fingerprints": target.info.get("fingerprints"),
+    }
+
+
+def _facts_after(result: DriveResult) -> dict[str, Any]:
+    return {
+        "window": {
+            "measure_start_s": result.measure_start_s,
+            "measure_end_s": result.measure_end_s,
+            "end_s": result.end_s,
+        },
+        "counts": result.counts,
+        "lag": lag_verdict(result.lags),
+        "load_after": facts.load_state(),
+    }

@@ -1,0 +1,163 @@
+"""The command line: ``python -m workload.run experiments.yaml``. Study in, measured runs and a report out.
+
+This is where the parts are put together, and the only module of ``workload`` that knows ``analysis``.
+Exit codes: 0 done; 1 a verdict failed and ``--strict``; 2 bad input; 3 a run failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.process import EngineProcessDied
+from workload.experiment import RunSpec, Study, load_study
+from workload.lock import MeasurementLock
+from workload.reporting import Reporter, make_reporter
+from workload.runner import Cores, StudyRunner
+from workload.targets.base import TargetFailed
+from workload.targets.process import ProcessTarget
+
+DONE, VERDICT_FAILED, BAD_INPUT, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        study = load_study(options.study, seed=options.seed)
+        runs = _selected(study, options.only)
+        if options.dry_run:
+            print(_plan(study, runs))
+            return DONE
+        results = _prepare_results(options.out / study.name, resume=options.resume)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    reporter = make_reporter(options.quiet)
+    try:
+        code = _measure(study, runs, results, reporter, resume=options.resume)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was recorded is in {results}", file=sys.stderr)
+        return INTERRUPTED
+    if code != DONE:
+        return code
+    return _report(results, reporter, strict=options.strict)
+
+
+def _measure(study: Study, runs: Sequence[RunSpec], results: Path, reporter: Reporter, *, resume: bool) -> int:
+    from analysis.capacity import capacity
+
+    from analysis.runs import open_run
+
+    cores = Cores.split()
+    runner = StudyRunner(
+        study,
+        results,
+        start_target=lambda config: ProcessTarget(config, cores.engine),
+        capacity_of=lambda path: capacity(open_run(path)),
+        reporter=reporter,
+        resume=resume,
+    )
+    try:
+        with MeasurementLock(reporter.say), _pinned(cores.generator):
+            runner.run(runs)
+    except (TargetFailed, EngineProcessDied) as failure:
+        print(f"error: a run failed: {failure}; what was recorded is in {results}", file=sys.stderr)
+        return RUN_FAILED
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return DONE
+
+
+def _report(results: Path, reporter: Reporter, *, strict: bool) -> int:
+    from analysis.report import report_study
+
+    reporter.say("analysing")
+    report = report_study(results)
+    print(report.text)
+    print(f"report: {report.html}")
+    if strict and report.failures:
+        print("failed verdicts: " + "; ".join(report.failures), file=sys.stderr)
+        return VERDICT_FAILED
+    return DONE
+
+
+def _selected(study: Study, only: str | None) -> list[RunSpec]:
+    """The study's runs, or those of one experiment.
+
+    Raises:
+        ValueError: there is no experiment of that name.
+    """
+    if only is None:
+        return list(study.runs)
+    if only not in study.experiments:
+        raise ValueError(f"--only {only}: no such experiment; {study.path} has {', '.join(study.experiments)}")
+    return [run for run in study.runs if run.experiment == only]
+
+
+def _prepare_results(results: Path, *, resume: bool) -> Path:
+    """An empty (or, to resume, the existing) folder for the study. Earlier results are moved aside, never overwritten."""
+    if results.exists() and any(results.iterdir()) and not resume:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(results.stat().st_mtime))
+        aside = results.with_name(f"{results.name}.{stamp}")
+        results.rename(aside)
+        print(f"earlier results moved to {aside}")
+    results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=results):  # fails here, before anything is measured, where nothing can be written
+        return results
+
+
+def _plan(study: Study, runs: Sequence[RunSpec]) -> str:
+    """What ``--dry-run`` prints."""
+    lines = [f"{study.path}: {len(runs)} runs of {study.model}"]
+    for run in runs:
+        spans = f"warmup {_span(run.warmup)}, measure {_span(run.measure)}"
+        load = getattr(run.arrivals, "load", None)
+        rate = f"load {load:g}" if load is not None else f"{run.arrivals.mean_rate:g} req/s"
+        seats = run.engine.get("max_num_seqs", EngineConfig.max_num_seqs)
+        lines.append(f"  {run.run_dir}: {run.arrivals.process} at {rate}, {spans}, seats {seats}")
+    return "\n".join(lines)
+
+
+def _span(span: object) -> str:
+    seconds, requests = getattr(span, "seconds", None), getattr(span, "requests", None)
+    return f"{seconds:g} s" if seconds is not None else f"{requests} requests"
+
+
+@contextmanager
+def _pinned(cores: Sequence[int]) -> Iterator[None]:
+    """This process on ``cores`` for the time of the measurement."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workload.run",
+        description="Run a study: offer its loads to the engine, record, analyse, report.",
+    )
+    parser.add_argument("study", type=Path, help="the YAML file that describes the study")
+    parser.add_argument("--only", metavar="NAME", help="run this experiment alone")
+    parser.add_argument("--seed", type=int, help="replaces the study's seed")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the results (default: results)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be run")
+    parser.add_argument("--resume", action="store_true", help="go on with a study: keep what is complete")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a verdict failed")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""Runs a study: engines started and calibrated, every run measured, in the order of the file.
+
+Runs that follow each other with the same engine share one engine process. Where a run is given by its load, the capacity of
+its mix is measured before it, and again after the last run of the group (the two tell whether the machine drifted).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.config import EngineConfig
+from workload.calibrate import saturated_loop, step_grid, warm_up_requests
+from workload.experiment import RunSpec, Study
+from workload.loops import Loop, OpenLoop, RequestList
+from workload.measure import measure
+from workload.phases import Phases
+from workload.plan import plan_requests, run_lengths
+from workload.prompts import TokenSource, draw_prompts
+from workload.reporting import Reporter
+from workload.targets.base import Target
+
+SATURATED_WARMUP_S = 2.0
+SATURATED_MEASURE_S = 12.0
+GRID_EXPECTED_S = 10.0
+SATURATED_REQUESTS = 2_000  # the list begins anew after so many
+WARM_UP_PROMPTS = (8, 64, 8)
+
+
+class Capacity(Protocol):
+    """Completions a second under a permanent backlog, with its interval."""
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Which cores serve whom; with one core the two share it."""
+
+    generator: tuple[int, ...]
+    engine: tuple[int, ...]
+
+    @classmethod
+    def split(cls) -> Cores:
+        """The first core of this process for the generator, the others for the engine."""
+        cores = sorted(os.sched_getaffinity(0))
+        return cls((cores[0],), tuple(cores[1:] or cores))
+
+
+class StudyRunner:
+    """Measures a study into ``results``.
+
+    Args:
+        start_target: starts an engine for the given options.
+        capacity_of: reads the capacity from the directory of a saturated run.
+        resume: keep complete runs that have the same spec, and their calibration, instead of refusing to overwrite them.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        results: Path,
+        *,
+        start_target: Callable[[EngineConfig], Target],
+        capacity_of: Callable[[Path], Capacity],
+        reporter: Reporter,
+        resume: bool = False,
+    ) -> None:
+        self._study = study
+        self._results = results
+        self._start_target = start_target
+        self._capacity_of = capacity_of
+        self._reporter = reporter
+        self._resume = resume
+        self._capacities: dict[str, float] = {}
+
+    def run(self, runs: Sequence[RunSpec]) -> list[Path]:
+        """Measure ``runs`` (of the study) and return their directories.
+
+        Raises:
+            TargetFailed, KeyboardInterrupt: what is complete stays; the run in progress is labelled.
+        """
+        directories: list[Path] = []
+        for _, group in itertools.groupby(runs, key=lambda run: (run.model, sorted(run.engine.items()))):
+            directories += self._run_group(list(group))
+        return directories
+
+    def _run_group(self, runs: list[RunSpec]) -> list[Path]:
+        done = [self._is_done(self._results / run.run_dir, run) for run in runs]
+        mixes = self._mixes(runs)
+        calibrated = all(self._is_done(path, None) for path in self._calibration_paths(mixes))
+        if all(done) and calibrated:
+            return [self._results / run.run_dir for run in runs]
+        config = EngineConfig.from_options(model=runs[0].model, seed=self._study.seed, **runs[0].engine)
+        self._reporter.say(f"starting the engine: {config.model}, {_options(runs[0].engine)}")
+        target = self._start_target(config)
+        try:
+            session = _Session(target, config, self._reporter)
+            session.warm_up()
+            for label, mix in mixes.items():
+                self._calibrate(session, label, mix, "before")
+            directories = [self._measure(session, run) for run in runs]
+            for label, mix in mixes.items():
+                self._calibrate(session, label, mix, "after")
+            return directories
+        finally:
+            target.close()
+
+    def _mixes(self, runs: list[RunSpec]) -> dict[str, RunSpec]:
+        """One run for every mix of requests whose capacity is wanted, by a readable label."""
+        mixes: dict[str, RunSpec] = {}
+        for run in runs:
+            wanted = self._study.capacity_run(run)
+            if getattr(run.arrivals, "load", None) is None or wanted.mix_key in {mix.mix_key for mix in mixes.values()}:
+                continue
+            if wanted.mix_key not in self._capacities:
+                label = wanted.experiment if wanted.experiment not in mixes else f"{wanted.experiment}-{wanted.point}"
+                mixes[label] = wanted
+        return mixes
+
+    def _calibration_paths(self, mixes: dict[str, RunSpec]) -> list[Path]:
+        names = ("grid", "saturated-before", "saturated-after")
+        return [self._results / "calibration" / label / name for label in mixes for name in names]
+
+    def _calibrate(self, session: _Session, label: str, mix: RunSpec, when: str) -> None:
+        folder = self._results / "calibration" / label
+        about = {"kind": "calibration", "study": self._study.name, "experiment": mix.experiment, "spec": mix.to_dict()}
+        if when == "before" and not self._is_done(folder / "grid", None):
+            session.grid(folder / "grid", mix, {**about, "point": f"calibration/{label}", "replication": "grid"})
+        path = folder / f"saturated-{when}"
+        if not self._is_done(path, None):
+            session.saturate(path, mix, {**about, "point": f"calibration/{label}", "replication": f"saturated-{when}"})
+        if when == "before":
+            capacity = self._capacity_of(path)
+            self._capacities[mix.mix_key] = capacity.rate
+            self._reporter.say(
+                f"{label}: capacity {capacity.rate:.2f} req/s (95 % confidence {capacity.low:.2f} to {capacity.high:.2f})"
+            )
+
+    def _measure(self, session: _Session, run: RunSpec) -> Path:
+        path = self._results / run.run_dir
+        if self._is_done(path, run):
+            self._reporter.say(f"{run.run_dir}: kept, it is complete")
+            return path
+        load = getattr(run.arrivals, "load", None)
+        rate = None
+        if load is not None:
+            rate = load * self._capacities[self._study.capacity_run(run).mix_key]
+        session.measure(path, run, rate)
+        return path
+
+    def _is_done(self, path: Path, run: RunSpec | None) -> bool:
+        if not self._resume or not (path / "run.json").exists():
+            return False
+        spec = json.loads((path / "run.json").read_text()).get("spec")
+        return run is None or spec == json.loads(json.dumps(run.to_dict()))
+
+
+class _Session:
+    """One started target and what can be asked of it."""
+
+    def __init__(self, target: Target, config: EngineConfig, reporter: Reporter) -> None:
+        self._target = target
+        self._config = config
+        self._reporter = reporter
+        self._info = target.info
+
+    def warm_up(self) -> None:
+        """Untimed: let the engine touch its pages and shapes. Nothing is recorded."""
+        self._target.start_run(None, self._target.now())
+        loop = warm_up_requests(self._source(0), WARM_UP_PROMPTS)
+        while not loop.exhausted:
+            while loop.next_due() < float("inf"):
+                self._target.submit(loop.take().request)
+            self._target.wait(self._target.now() + 1.0)
+            for event in self._target.next_events():
+                if event.finish_reason is not None:
+                    loop.on_end(event.request_id, 0.0)
+        self._target.finish_run()
+
+    def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
+        prompt_tokens, _ = run_lengths(mix, SATURATED_REQUESTS)
+        loop = step_grid(
+            prompt_tokens,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_prompt=int(self._info["max_model_len"]) - 16,
+            source=self._source(mix.seeds.prompts),
+        )
+        self._run(loop, Phases(0.0, float("inf")), path, about, 0.0, GRID_EXPECTED_S)
+
+    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
+        loop = saturated_loop(self._requests(mix, *run_lengths(mix, SATURATED_REQUESTS)), self._config.max_num_seqs)
+        end_s = SATURATED_WARMUP_S + SATURATED_MEASURE_S
+        self._run(loop, Phases(SATURATED_WARMUP_S, end_s), path, about, 0.0, end_s)
+
+    def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
+        plan = plan_requests(run, rate)
+        requests = self._requests(run, plan.prompt_tokens, plan.output_tokens, plan.predicted_output_tokens)
+        phases = Phases(plan.measure_start_s, plan.measure_end_s)
+        about = {
+            "kind": "measurement",
+            "study": run.study,
+            "experiment": run.experiment,
+            "point": run.point,
+            "replication": run.replication,
+            "rate": rate if rate is not None else run.arrivals.mean_rate,
+            "spec": run.to_dict(),
+            "seeds": run.seeds.to_dict(),
+        }
+        loop = OpenLoop(plan.intended_s, requests)
+        self._run(loop, phases, path, about, run.cooldown.seconds, plan.measure_end_s)
+
+    def _run(
+        self, loop: Loop, phases: Phases, path: Path, about: dict[str, Any], cooldown_s: float, expected_s: float
+    ) -> None:
+        self._reporter.begin(f"{about['experiment']} {about['point']} {about['replication']}", expected_s)
+        try:
+            measure(
+                self._target,
+                loop,
+                phases,
+                path,
+                about=about,
+                cooldown_s=cooldown_s,
+                on_progress=self._reporter.progress,
+            )
+        finally:
+            self._reporter.end()
+
+    def _requests(self, run: RunSpec, prompt_tokens: Any, output_tokens: Any, predicted: Any = None) -> RequestList:
+        prompts = draw_prompts(
+            run.prompts, prompt_tokens, self._info["vocab_size"], run.seeds.prompts, self._info["special_token_ids"]
+        )
+        return RequestList(
+            prompts, output_tokens, natural=run.natural, seed=run.seeds.engine % 2**31, predicted=predicted
+        )
+
+    def _source(self, seed: int) -> TokenSource:
+        return TokenSource(self._info["vocab_size"], self._info["special_token_ids"], seed)
+
+
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "default options"
+
+
+def expected_seconds(runs: Sequence[RunSpec]) -> Iterator[float]:
+    """How long each run lasts from its first arrival to the end of its measured phase, where that is known (else nan)."""
+    for run in runs:
+        spans = (run.warmup.seconds, run.measure.seconds)
+        yield sum(span for span in spans if span is not None) if None not in spans else float(np.nan)
