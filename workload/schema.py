@@ -132,6 +132,9 @@ def _spec_error(model: type[BaseModel], detail: Mapping[str, Any]) -> SpecError:
     if kind == "literal_error":
         allowed = [part.strip().strip("'") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return SpecError(path, f"found {found}; {did_you_mean(detail.get('input'), allowed)}")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        keys = f", with the keys {', '.join(key_names(_model_at(model, path)))}" if kind != "dict_type" else ""
+        return SpecError(path, f"found {found}; a mapping is allowed{keys}")
     if kind == "value_error":
         problem = str(detail["ctx"]["error"])
         return SpecError(path, problem if isinstance(detail.get("input"), Mapping) else f"found {found}; {problem}")

@@ -154,7 +154,7 @@ def folder_safe(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = repr(value) if isinstance(value, float) else str(value)
+    text = repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "-"
 
 
