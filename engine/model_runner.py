@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention.backends import make_backend
 from engine.attention.base import AttentionBackend
 from engine.model_input import ModelInput
+from engine.models.config import ModelConfig
 from engine.models.llama import LlamaForCausalLM
 from engine.weights.checkpoint import Checkpoint
 
@@ -84,6 +85,12 @@ class ModelRunner:
         return self.model(
             move(step.token_ids), move(step.positions), move(step.logit_rows), self.cache, self.attention, metadata
         )
+
+
+def cache_bytes_per_block(config: ModelConfig, block_size: int, dtype: str) -> int:
+    """Bytes that one block of the key-value cache takes over all layers."""
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
+    return values * DTYPES[dtype].itemsize
 
 
 def one_row(step: ModelInput, row: int, wants_logits: bool) -> ModelInput:

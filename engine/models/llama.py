@@ -7,7 +7,7 @@ to. Layout and names follow Hugging Face, with q, k, v merged into one matrix an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,7 @@ class LlamaForCausalLM(nn.Module):
         """Copy a checkpoint's tensors, converted to this model's dtype."""
         self.embed_tokens.load(tensors["model.embed_tokens.weight"])
         for index, layer in enumerate(self.layers):
-            layer.load(tensors, f"model.layers.{index}")
+            cast(LlamaLayer, layer).load(tensors, f"model.layers.{index}")
         self.norm.load(tensors["model.norm.weight"])
         if self.lm_head is not self.embed_tokens:
             self.lm_head.load(tensors["lm_head.weight"])

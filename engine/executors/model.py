@@ -1,0 +1,174 @@
+"""The executor that computes: flat input, forward pass, sampling. Takes the torch runner or the native one."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from engine.attention.backends import BACKENDS
+from engine.config import EngineConfig
+from engine.executors.base import ScheduledBatch
+from engine.layers.sampler import sample, stream_seed
+from engine.model_input import ModelInput, build_model_input
+from engine.model_runner import ModelRunner, cache_bytes_per_block
+from engine.native import BLOCK_SIZE as NATIVE_BLOCK_SIZE
+from engine.native import NativeRunner, NativeUnavailableError, kv_bytes_per_block, source_fingerprint
+from engine.tokenizer import Tokenizer
+from engine.weights.checkpoint import Checkpoint, load_checkpoint
+
+if TYPE_CHECKING:
+    from engine.build import ExecutorFacts
+
+
+class Runner(Protocol):
+    """A model with its key-value cache."""
+
+    block_size: int
+    num_kv_blocks: int
+    max_model_len: int
+
+    def forward(self, step: ModelInput, /) -> Any:
+        """float32 logits [R, vocab], a torch tensor or a numpy array that is good until the next call."""
+        ...
+
+
+class ModelExecutor:
+    """Computes scheduled batches for real; the duration is the wall-clock time of input, forward pass and sampling.
+
+    Args:
+        runner: the model.
+        seed: from which the streams of requests without a seed of their own come.
+    """
+
+    def __init__(self, runner: Runner, seed: int = 0) -> None:
+        self.runner = runner
+        self.seed = seed
+        self.block_size = runner.block_size
+        self.num_kv_blocks = runner.num_kv_blocks
+        self.max_model_len = runner.max_model_len
+
+    def execute(self, batch: ScheduledBatch) -> tuple[list[int], float]:
+        """One token id for every sequence that needs one, in batch order, and the seconds it took."""
+        started = time.perf_counter()
+        step = build_model_input(batch, self.block_size)
+        logits = torch.as_tensor(self.runner.forward(step))
+        seqs = [seq for seq, needs in zip(batch.seqs, batch.needs_token, strict=True) if needs]
+        tokens: list[int] = []
+        if seqs:
+            seeds = [
+                seq.params.seed if seq.params.seed is not None else stream_seed(self.seed, seq.request_id)
+                for seq in seqs
+            ]
+            tokens = sample(logits, [seq.params for seq in seqs], seeds, [seq.num_tokens for seq in seqs])
+        return tokens, time.perf_counter() - started
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept for a request: its draws follow from seed and position."""
+
+
+def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFacts]:
+    """Load the model that ``config`` names on the back end that it asks for.
+
+    Raises:
+        ValueError: the model is unknown or unsupported, an option doesn't fit it, or the native back end was asked for
+            and cannot be had.
+    """
+    from engine.build import ExecutorFacts  # engine.build imports this module when it makes an executor
+
+    checkpoint = load_checkpoint(config.model, config.seed)
+    threads = config.num_threads or len(os.sched_getaffinity(0))
+    runner, backend = _make_runner(checkpoint, config, threads)
+    shape = checkpoint.config
+    execution = {
+        "executor": "model",
+        "model": checkpoint.source,
+        "weights": checkpoint.fingerprint,
+        "num_threads": threads,
+        "torch": torch.__version__,
+        **backend,
+    }
+    facts = ExecutorFacts(shape.vocab_size, shape.eos_token_ids, _special_tokens(checkpoint), execution)
+    return ModelExecutor(runner, config.seed), facts
+
+
+def _make_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
+    """The runner that ``config.backend`` asks for, and what of it decides the speed.
+
+    ``auto`` takes the native step unless the options name something that only torch has, or it cannot be had here;
+    then the reason is part of the facts.
+    """
+    if config.backend == "native":
+        if config.attention != "auto":
+            raise ValueError(f"attention {config.attention!r} belongs to backend: torch; the native step has its own")
+        try:
+            return _native_runner(checkpoint, config, threads)
+        except NativeUnavailableError as error:
+            raise ValueError(f"backend native cannot be had here: {error}") from error
+    if config.backend == "torch":
+        return _torch_runner(checkpoint, config, threads)
+    if config.attention != "auto":
+        return _torch_runner(checkpoint, config, threads)
+    try:
+        return _native_runner(checkpoint, config, threads)
+    except (NativeUnavailableError, ValueError) as error:
+        runner, facts = _torch_runner(checkpoint, config, threads)
+        return runner, {**facts, "not_native": str(error)}
+
+
+def _native_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    block_size = NATIVE_BLOCK_SIZE if config.block_size == "auto" else int(config.block_size)
+    runner = NativeRunner(
+        checkpoint,
+        num_kv_blocks=_num_kv_blocks(config, kv_bytes_per_block(checkpoint.config, block_size, dtype)),
+        max_model_len=_max_model_len(checkpoint, config),
+        block_size=block_size,
+        num_threads=threads,
+        dtype=dtype,
+    )
+    return runner, {"backend": "native", "dtype": dtype, "native_source": source_fingerprint()}
+
+
+def _torch_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    attention = "sdpa" if config.attention == "auto" else config.attention
+    block_size = BACKENDS[attention].default_block_size if config.block_size == "auto" else int(config.block_size)
+    torch.set_num_threads(threads)
+    runner = ModelRunner(
+        checkpoint,
+        num_kv_blocks=_num_kv_blocks(config, cache_bytes_per_block(checkpoint.config, block_size, dtype)),
+        max_model_len=_max_model_len(checkpoint, config),
+        block_size=block_size,
+        attention=attention,
+        dtype=dtype,
+    )
+    return runner, {"backend": "torch", "dtype": dtype, "attention": attention}
+
+
+def _num_kv_blocks(config: EngineConfig, block_bytes: int) -> int:
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    blocks = int(config.kv_cache_gib * 2**30) // block_bytes
+    if blocks < 1:
+        raise ValueError(
+            f"kv_cache_gib = {config.kv_cache_gib} holds no KV block of {block_bytes} bytes; give at least "
+            f"{block_bytes / 2**30:.2g}"
+        )
+    return blocks
+
+
+def _max_model_len(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    limit = checkpoint.config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ValueError(f"max_model_len is {config.max_model_len}; {checkpoint.source} was made for at most {limit}")
+    return config.max_model_len or limit
+
+
+def _special_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Ids of control tokens, which random prompts should leave out."""
+    if checkpoint.tokenizer_path is None:
+        return ()
+    return Tokenizer.from_file(checkpoint.tokenizer_path).special_token_ids
