@@ -1,0 +1,122 @@
+"""A results folder as a whole: its measured runs, and the calibrations that belong to them.
+
+Which calibration a run may use follows from what was recorded: its capacity from a saturated loop of the same request mix on
+the same engine options, its step times from any grid with the same execution fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.runs import Run, find_runs, open_run
+
+# What makes the mix of requests on an engine that a capacity belongs to.
+MIX = ("model", "engine", "prompt", "output", "length_source", "natural", "prompts")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured of one request mix: a grid of steps, and the saturated loop before and after the sweep."""
+
+    label: str
+    grid: Run | None
+    before: Run | None
+    after: Run | None
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """Those that exist."""
+        return (run for run in (self.grid, self.before, self.after) if run is not None)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The resolved spec of the mix."""
+        return next((dict(run.meta.get("spec") or {}) for run in self.runs), {})
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """The measured runs of a folder, in the order in which they were made, and its calibrations by label."""
+
+    path: Path
+    name: str
+    runs: tuple[Run, ...]
+    calibrations: tuple[Calibration, ...]
+
+    def calibration_of(self, run: Run) -> Calibration | None:
+        """The calibration that holds ``run``'s capacity: same mix and engine, or the experiment its load refers to."""
+        spec = run.meta.get("spec") or {}
+        mix = mix_of(spec)
+        for calibration in self.calibrations:
+            if mix_of(calibration.spec) == mix:
+                return calibration
+        wanted = spec.get("load_of") or spec.get("experiment")
+        return next((c for c in self.calibrations if c.label == wanted), None)
+
+    def grid_of(self, run: Run) -> Run | None:
+        """A step grid of the same execution fingerprint (its own calibration's first)."""
+        own = self.calibration_of(run)
+        candidates = [c for c in (own, *self.calibrations) if c is not None and c.grid is not None]
+        digest = execution_digest(run)
+        return next((c.grid for c in candidates if c.grid is not None and execution_digest(c.grid) == digest), None)
+
+
+def open_study(results: str | Path) -> StudyResults:
+    """All runs in and under ``results``.
+
+    Raises:
+        ValueError: the folder does not exist or holds no measured run.
+    """
+    root = Path(results)
+    measured: list[Run] = []
+    saturated: dict[str, dict[str, Run]] = {}
+    for directory in find_runs(root):
+        run = open_run(directory)
+        if run.meta.get("kind", "measurement") == "calibration":
+            saturated.setdefault(directory.parent.name, {})[directory.name] = run
+        else:
+            measured.append(run)
+    if not measured:
+        raise ValueError(f"{root} holds no measured run (a folder with a run.json of kind 'measurement')")
+    measured.sort(key=_made_at)
+    calibrations = tuple(
+        Calibration(label, parts.get("grid"), parts.get("saturated-before"), parts.get("saturated-after"))
+        for label, parts in saturated.items()
+    )
+    return StudyResults(root, str(measured[0].meta.get("study", root.name)), tuple(measured), calibrations)
+
+
+def mix_of(spec: dict[str, Any]) -> str:
+    """The request mix and engine options of a spec, as a text that can be compared."""
+    return json.dumps({key: spec.get(key) for key in MIX}, sort_keys=True)
+
+
+def execution_digest(run: Run) -> str | None:
+    """What a step's duration depends on: model, back end, threads, processor (None where it was not recorded)."""
+    prints = run.meta.get("fingerprints") or {}
+    digest = (prints.get("execution") or {}).get("digest")
+    return None if digest is None else str(digest)
+
+
+def seats_of(run: Run) -> int | None:
+    """The engine's ``max_num_seqs`` (None where it was not recorded)."""
+    engine = run.meta.get("engine") or {}
+    seats = engine.get("max_num_seqs")
+    return None if seats is None else int(seats)
+
+
+def name_of(run: Run) -> str:
+    """``experiment/point/replication`` as recorded, else the folder's name."""
+    meta = run.meta
+    if "experiment" in meta:
+        return "/".join(str(meta.get(key)) for key in ("experiment", "point", "replication"))
+    return "run in memory" if run.path is None else run.path.name
+
+
+def _made_at(run: Run) -> tuple[float, str]:
+    anchor = run.meta.get("wall_clock_anchor") or {}
+    return float(anchor.get("unix_s", 0.0)), str(run.path)
