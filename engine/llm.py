@@ -1,0 +1,208 @@
+"""LLM: the engine for a caller in the same process, with nano-vllm's interface and vLLM's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from itertools import count
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine.build import build_core
+from engine.config import DEFAULT_MODEL, EngineConfig
+from engine.core import TokenEvent
+from engine.outputs import RequestOutput, RequestStats
+from engine.sampling_params import SamplingParams
+from engine.sequence import Request
+from engine.sequence import Sequence as LiveSequence
+from engine.text_stream import TextStream
+from engine.tokenizer import Tokenizer
+from engine.weights.shapes import is_random
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """Text and token-id prompts in, ``RequestOutput`` out.
+
+    Args:
+        model: preset, folder, GGUF file, hub id or ``random:<shape>``.
+        enforce_eager: nano-vllm's switch against CUDA graphs. The CPU path has none, so both values run the same.
+        tensor_parallel_size: processes that share the model; only 1 is supported yet.
+        options: any option of ``EngineConfig``; nano-vllm's names work too.
+
+    Raises:
+        ValueError: an unknown option or model, or a value out of range; the message names it and what is allowed.
+
+    Example::
+
+        llm = LLM("smollm2-135m-instruct")
+        outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0.0, max_tokens=8))
+        print(outputs[0]["text"])
+    """
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, enforce_eager: bool = True, tensor_parallel_size: int = 1, **options: Any
+    ) -> None:
+        if tensor_parallel_size != 1:
+            raise ValueError(f"tensor_parallel_size is {tensor_parallel_size}; only 1 is supported on this back end")
+        self.config = EngineConfig.from_options(model=model, **options)
+        self.core, self.info = build_core(self.config)
+        has_tokenizer = self.config.executor == "model" and not is_random(model)
+        self.tokenizer = Tokenizer.from_model(model) if has_tokenizer else None
+        self._ids = count()
+        self._streams: dict[str, TextStream] = {}
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt] | str,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the outputs come in the order of the prompts.
+
+        Args:
+            prompts: texts or lists of token ids (one text alone is a list of one).
+            sampling_params: for all, or one for each prompt; default options where not given.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValueError: a prompt is empty or too long, or the number of parameters doesn't match; nothing has been run.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        params = self._params_of(sampling_params, len(prompts))
+        if not self.is_finished():
+            raise ValueError("requests added with add_request are live; step() them to their end before generate()")
+        requests = [self._request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        for request in requests:
+            self.core.scheduler.check(request)
+        for request in requests:
+            self._add(request)
+        finished: dict[str, RequestOutput] = {}
+        with _progress_bar(len(requests)) if use_tqdm else nullcontext() as bar:
+            while not self.is_finished():
+                for output in self.step():
+                    if output.finished:
+                        finished[output.request_id] = output
+                        if bar is not None:
+                            bar.advance(bar.task_ids[0])
+        return [finished[request.request_id] for request in requests]
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """As ``generate``, for one conversation or a list of them, through the model's chat template.
+
+        Raises:
+            ValueError: the model has no chat template, or the template refuses a conversation.
+        """
+        tokenizer = self._require_tokenizer()
+        one = bool(conversations) and isinstance(conversations[0], Mapping)
+        every: Any = [conversations] if one else conversations
+        return self.generate([tokenizer.encode_chat(each) for each in every], sampling_params, use_tqdm)
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        predicted_output_tokens: int | None = None,
+        cache_salt: str | None = None,
+    ) -> str:
+        """Hand in a request for ``step`` to work on; returns its id.
+
+        Raises:
+            ValueError: the id is live already, the prompt is empty or too long, the line is full.
+        """
+        return self._add(
+            self._request(
+                prompt,
+                sampling_params or SamplingParams(),
+                request_id,
+                priority=priority,
+                predicted_output_tokens=predicted_output_tokens,
+                cache_salt=cache_salt,
+            )
+        )
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; an output for every request that got a token or ended in it."""
+        return [self._output(event) for event in self.core.step()]
+
+    def abort(self, request_id: str) -> None:
+        """End a request; the next ``step`` returns it with ``finish_reason`` "aborted". Unknown ids are no error."""
+        self.core.abort(request_id)
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self.core.has_work
+
+    def _params_of(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or SamplingParams()] * num_prompts
+        if len(given) != num_prompts:
+            raise ValueError(f"{num_prompts} prompts but {len(given)} sampling_params; give one for all, or one each")
+        return given
+
+    def _request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, **more: Any) -> Request:
+        if params.stop:
+            self._require_tokenizer()
+        token_ids = self._require_tokenizer().encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        for token_id in token_ids:
+            if not 0 <= token_id < self.info.vocab_size:
+                raise ValueError(f"token id {token_id} is outside the vocabulary of {self.info.vocab_size} tokens")
+        return Request(request_id or f"request-{next(self._ids)}", token_ids, params, **more)
+
+    def _add(self, request: Request) -> str:
+        self.core.add(request)
+        self._streams[request.request_id] = TextStream(self.tokenizer, request.params.stop)
+        return request.request_id
+
+    def _output(self, event: TokenEvent) -> RequestOutput:
+        seq = event.seq
+        stream = self._streams[seq.request_id]
+        if event.token_id is not None:
+            may_stop = seq.num_output_tokens >= seq.params.min_tokens
+            if stream.append(event.token_id, may_stop):
+                self._stop(seq)
+        if seq.is_finished:
+            stream.finish()
+            del self._streams[seq.request_id]
+        return RequestOutput(
+            request_id=seq.request_id,
+            prompt_token_ids=seq.request.prompt_token_ids,
+            text=stream.text,
+            token_ids=seq.token_ids[seq.num_prompt_tokens :],
+            new_text=stream.take(),
+            new_token_ids=[] if event.token_id is None else [event.token_id],
+            finish_reason=seq.finish_reason,
+            stats=RequestStats.of(seq),
+        )
+
+    def _stop(self, seq: LiveSequence) -> None:
+        """A stop string was completed."""
+        if seq.is_finished:
+            seq.finish_reason = "stop"
+        else:
+            self.core.finish_early(seq, "stop")
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{self.config.model} has no tokenizer: give prompts as token ids, without stop strings")
+        return self.tokenizer
+
+
+def _progress_bar(total: int) -> Progress:
+    bar = Progress(TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True)
+    bar.add_task("", total=total)
+    return bar
