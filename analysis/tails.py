@@ -47,7 +47,7 @@ def quantile(x: ArrayLike, q: float, nan: Literal["inf", "drop", "raise"] = "inf
     "undefined", as the TPOT of a single token. Raises ValueError without observations.
     """
     ordered = np.sort(_values(x, nan))
-    return float(ordered[_rank(q, ordered.size) - 1])
+    return float(ordered[rank(q, ordered.size) - 1])
 
 
 def quantile_interval(
@@ -69,7 +69,7 @@ def quantile_interval(
     if not 0 < q < 1 or not 0 < confidence < 1:
         raise ValueError(f"q and confidence must lie in (0, 1), found {q} and {confidence}")
     ordered = np.sort(values)
-    value = float(ordered[_rank(q, n) - 1])
+    value = float(ordered[rank(q, n) - 1])
     worth = float(n) if effective_n is None else float(effective_n)
     if effective_n is None and n >= 4 and not _monotone(values):
         worth = n / correlation_time((values > value).astype(float))
@@ -201,8 +201,8 @@ def _exponential_tail(values: Array, q: float, confidence: float) -> Estimate:
     return Estimate(rate, half, int(excess.size), worth, confidence, f"exponential tail above {q:g}")
 
 
-def _rank(q: float, n: int) -> int:
-    """Smallest k >= 1 with k / n >= q, whatever the rounding of q n."""
+def rank(q: float, n: int) -> int:
+    """The inverted CDF's rank: smallest k >= 1 with k / n >= q, whatever the rounding of q n."""
     if not 0 <= q <= 1:
         raise ValueError(f"q must lie in [0, 1], found {q}")
     k = math.ceil(q * n)
