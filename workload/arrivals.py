@@ -13,6 +13,7 @@ from typing import Any
 from workload.processes.base import ArrivalSpec, Times, collect
 from workload.processes.modulated import MMPP, Piecewise
 from workload.processes.renewal import Burst, Constant, Gamma, Poisson, RenewalSpec, Weibull, settled
+from workload.processes.trace import Trace
 from workload.schema import parse_tagged
 
 PROCESSES: dict[str, type[ArrivalSpec]] = {
@@ -23,6 +24,7 @@ PROCESSES: dict[str, type[ArrivalSpec]] = {
     "mmpp": MMPP,
     "piecewise": Piecewise,
     "burst": Burst,
+    "trace": Trace,
 }
 
 

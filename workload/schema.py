@@ -70,8 +70,9 @@ def dotted(path: Sequence[str | int]) -> str:
 
 def did_you_mean(found: object, allowed: Sequence[str]) -> str:
     """``did you mean 'rate'? allowed: rate, load``, or only the second half where nothing is near."""
-    near = difflib.get_close_matches(str(found), allowed, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    lowered = {name.lower(): name for name in allowed}
+    near = difflib.get_close_matches(str(found).lower(), list(lowered), n=1)
+    hint = f"did you mean {lowered[near[0]]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(allowed)}"
 
 
