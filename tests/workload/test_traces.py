@@ -156,7 +156,7 @@ BAD = [
     ("b.csv", BURST6 + "1,M,4,4,8,x\n", {"windw": [0, 3]}, ["'windw'", "did you mean 'window'"]),
     ("b.csv", BURST6 + "1,M,4,4,8,x\n", {"format": "burstgtp"}, ["'burstgtp'", "did you mean 'burstgpt'"]),
     ("b.csv", BURST6 + "1,M,4,4,8,x\n", {"format": "azure"}, ["no column 'TIMESTAMP'", "did you mean 'Timestamp'"]),
-    ("g.csv", "when,in,out\n1,2,3\n", {}, ["no column 'arrival_s'", "columns: {arrival: NAME]),
+    ("g.csv", "when,in,out\n1,2,3\n", {}, ["no column 'arrival_s'", "columns: {arrival: NAME"]),
     ("g.csv", "", {}, ["not a CSV file"]),
     ("m.jsonl", '{"timestamp": 0, "input_length": 1}\n{"timestamp": }\n', {}, [":2:", "not JSON"]),
     ("m.jsonl", '{"timestamp": 0}\n[3]\n', {}, [":2:", "one JSON object"]),
