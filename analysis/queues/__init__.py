@@ -1,0 +1,33 @@
+"""Queue models in closed form (or solved to rounding): one small class a model, all answering the same questions."""
+
+from analysis.queues.approximations import GG1, GGc
+from analysis.queues.base import OpenQueue, UnstableQueueError
+from analysis.queues.deterministic import MD1, MDc
+from analysis.queues.erlang import MM1, ErlangA, MMc, MMcK, erlang_b, erlang_c
+from analysis.queues.gim1 import GIM1
+from analysis.queues.mg1 import MG1
+from analysis.queues.processor_sharing import PS, LimitedPS
+from analysis.queues.service import PhaseType, as_service
+from analysis.queues.state_dependent import StateDependent
+
+__all__ = [
+    "GG1",
+    "GIM1",
+    "MD1",
+    "MG1",
+    "MM1",
+    "PS",
+    "ErlangA",
+    "GGc",
+    "LimitedPS",
+    "MDc",
+    "MMc",
+    "MMcK",
+    "OpenQueue",
+    "PhaseType",
+    "StateDependent",
+    "UnstableQueueError",
+    "as_service",
+    "erlang_b",
+    "erlang_c",
+]

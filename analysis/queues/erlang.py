@@ -1,0 +1,393 @@
+"""Erlang's formulas: many servers, exponential service; nobody lost (C), everybody lost (B), some impatient (A)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import gammainc, gammaln, pdtr, xlogy
+
+from analysis.queues.base import (
+    EXPONENTIAL,
+    FCFS,
+    PATIENT,
+    POISSON,
+    STEADY,
+    OpenQueue,
+    not_negative,
+    positive,
+    require_stable,
+    whole,
+)
+from analysis.queues.service_base import NODES, WEIGHTS, Floats
+
+
+def erlang_b(c: int, a: float) -> float:
+    """P(all c servers busy) when blocked requests are lost, offered load a = lam E[S] >= 0 (Erlang).
+
+    B(0) = 1, B(k) = a B(k-1) / (k + a B(k-1)): all terms positive, no factorials (Cooper, Introduction to Queueing
+    Theory, 1981, section 3.3). Holds for any service distribution with this mean. Fails for bursty arrivals.
+
+    >>> erlang_b(2, 1.0)
+    0.2
+    """
+    whole("c", c, 0)
+    not_negative("a", a)
+    b = 1.0
+    for k in range(1, c + 1):
+        b = a * b / (k + a * b)
+    return b
+
+
+def erlang_c(c: int, a: float) -> float:
+    """P(an arrival must wait) in M/M/c, offered load a = lam / mu < c erlangs.
+
+    C = B / (1 - (a/c)(1 - B)) with Erlang's B (Cooper 1981, section 3.4); C = rho at c = 1.
+
+    Raises:
+        UnstableQueueError: a >= c.
+
+    >>> round(erlang_c(2, 1.0), 12)
+    0.333333333333
+    """
+    whole("c", c)
+    not_negative("a", a)
+    require_stable("erlang_c", a / c, f"give more than a = {a:.6g} servers")
+    b = erlang_b(c, a)
+    return b / (1.0 - (a / c) * (1.0 - b))
+
+
+@dataclass(frozen=True)
+class MMc(OpenQueue):
+    """M/M/c: c servers, one queue, exponential service at rate mu each.
+
+    Wait: P(W > t) = C exp(-(c mu - lam) t) with Erlang's C; mean C / (c mu - lam). Source: Kleinrock, Queueing Systems
+    I (1975), section 3.5. Fails for LLM seats: a sequence in a batch slows the others down, so c seats are not c servers.
+
+    >>> q = MMc(lam=1.5, mu=1.0, c=2)
+    >>> round(q.Wq, 9), round(q.wait_quantile(0.99), 6)
+    (1.285714286, 8.326675)
+    """
+
+    lam: float
+    mu: float
+    c: int
+    assumptions: ClassVar[tuple[str, ...]] = (
+        POISSON,
+        EXPONENTIAL,
+        "c servers that do not slow each other",
+        FCFS,
+        PATIENT,
+        STEADY,
+    )
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+        positive("mu", self.mu)
+        whole("c", self.c)
+        require_stable("M/M/c", self.rho, f"lower lam below c mu = {self.c * self.mu:.6g} or add servers")
+
+    @property
+    def rho(self) -> float:
+        return self.lam / (self.c * self.mu)
+
+    @property
+    def offered(self) -> float:
+        """Offered load a = lam / mu (erlangs), the mean number of busy servers."""
+        return self.lam / self.mu
+
+    @cached_property
+    def p_wait(self) -> float:
+        """P(an arrival must wait), Erlang's C."""
+        return erlang_c(self.c, self.offered)
+
+    @property
+    def Wq(self) -> float:
+        return self.p_wait / self.decay_rate
+
+    @property
+    def W(self) -> float:
+        return self.Wq + 1.0 / self.mu
+
+    @property
+    def decay_rate(self) -> float:
+        return self.c * self.mu - self.lam
+
+    def _wait_tail(self, t: float) -> float:
+        return self.p_wait * math.exp(-self.decay_rate * t)
+
+    def _sojourn_tail(self, t: float) -> float:
+        # Wait and service overlap in one exponential when c mu - lam = mu; expm1 carries the limit.
+        gap = self.decay_rate - self.mu
+        extra = t if gap * t == 0 else -math.expm1(-gap * t) / gap
+        return math.exp(-self.mu * t) * (1.0 + self.p_wait * self.mu * extra)
+
+    def wait_quantile(self, q: float) -> float:
+        if not 0 < q < 1:
+            return super().wait_quantile(q)
+        return max(math.log(self.p_wait / (1.0 - q)) / self.decay_rate, 0.0) if self.p_wait > 0 else 0.0
+
+    def prob(self, n: int) -> float:
+        """P(n requests in system)."""
+        whole("n", n, 0)
+        # p_c from Erlang's C, then down or up: no factorial and no power of a large number.
+        p_c = self.p_wait * (1.0 - self.rho)
+        if n >= self.c:
+            return p_c * self.rho ** (n - self.c)
+        if p_c == 0:
+            return math.exp(xlogy(n, self.offered) - self.offered - gammaln(n + 1))
+        log_ratio = gammaln(self.c + 1) - gammaln(n + 1) - (self.c - n) * math.log(self.offered)
+        return math.exp(math.log(p_c) + log_ratio)
+
+
+class MM1(MMc):
+    """M/M/1: one server, exponential service at rate mu.
+
+    W = 1/(mu - lam); P(W > t) = rho exp(-(mu - lam) t); sojourn exponential. Source: Kleinrock I (1975), section 3.2.
+    Fails when service times vary less or more than exponential ones: see ``MG1``.
+
+    >>> q = MM1(lam=0.5, mu=1.0)
+    >>> q.L, q.W, q.Wq, q.prob(0)
+    (1.0, 2.0, 1.0, 0.5)
+    """
+
+    assumptions: ClassVar[tuple[str, ...]] = (POISSON, EXPONENTIAL, "one server", FCFS, PATIENT, STEADY)
+
+    def __init__(self, lam: float, mu: float) -> None:
+        super().__init__(lam, mu, 1)
+
+    def __repr__(self) -> str:
+        return f"MM1(lam={self.lam!r}, mu={self.mu!r})"
+
+    def sojourn_quantile(self, q: float) -> float:
+        return -math.log1p(-q) / self.decay_rate if 0 < q < 1 else super().sojourn_quantile(q)
+
+
+@dataclass(frozen=True)
+class MMcK(OpenQueue):
+    """M/M/c/K: as M/M/c, but an arrival that finds K in system (those in service included) is refused.
+
+    Has a steady state at every load. Wait and sojourn are those of *accepted* requests, an arrival finding n >= c waiting
+    for n - c + 1 departures: an Erlang mixture, all terms positive. Source: Gross et al., Fundamentals of Queueing
+    Theory (4th ed., 2008), section 2.5. Fails when refused requests come back.
+
+    >>> q = MMcK(lam=1.0, mu=1.0, c=1, K=2)
+    >>> round(q.blocking, 12), round(q.L, 12)
+    (0.333333333333, 1.0)
+    """
+
+    lam: float
+    mu: float
+    c: int
+    K: int
+    assumptions: ClassVar[tuple[str, ...]] = (
+        POISSON,
+        EXPONENTIAL,
+        "c servers that do not slow each other",
+        FCFS,
+        "arrivals that find K in system are refused and do not return",
+        STEADY,
+    )
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+        positive("mu", self.mu)
+        whole("c", self.c)
+        whole("K", self.K)
+        if self.c > self.K:
+            raise ValueError(f"K = {self.K} is below c = {self.c}: K counts those in service; give K >= c")
+
+    @cached_property
+    def _probabilities(self) -> Floats:
+        n = np.arange(1, self.K + 1)
+        logs = np.concatenate([[0.0], np.cumsum(math.log(self.lam / self.mu) - np.log(np.minimum(n, self.c)))])
+        p = np.exp(logs - logs.max())
+        return np.asarray(p / p.sum())
+
+    def prob(self, n: int) -> float:
+        """P(n requests in system), 0 above K."""
+        whole("n", n, 0)
+        return float(self._probabilities[n]) if n <= self.K else 0.0
+
+    @property
+    def rho(self) -> float:
+        return self.lam / (self.c * self.mu)
+
+    @property
+    def blocking(self) -> float:
+        """P(an arrival is refused)."""
+        return float(self._probabilities[-1])
+
+    @property
+    def lam_eff(self) -> float:
+        return self.lam * float(self._probabilities[:-1].sum())
+
+    @cached_property
+    def Lq(self) -> float:
+        return float(self._probabilities[self.c :] @ np.arange(self.K - self.c + 1))
+
+    @property
+    def Wq(self) -> float:
+        return self.Lq / self.lam_eff
+
+    @property
+    def W(self) -> float:
+        return self.Wq + 1.0 / self.mu
+
+    @cached_property
+    def _ahead(self) -> Floats:
+        """P(an accepted arrival must wait for more than j departures), j = 0.. K - c."""
+        found = self._probabilities[self.c : self.K] / self._probabilities[: self.K].sum()
+        return np.concatenate([np.cumsum(found[::-1])[::-1], [0.0]])
+
+    def _wait_tail(self, t: float) -> float:
+        # The wait exceeds t if fewer departures fell into t than the arrival must wait for.
+        x = self.c * self.mu * t
+        j = np.arange(self._ahead.size)
+        return float(np.exp(xlogy(j, x) - x - gammaln(j + 1)) @ self._ahead)
+
+    def _sojourn_tail(self, t: float) -> float:
+        # c = 1: one more departure to wait for. c > 1: the wait, then an independent service, by the Poisson count m
+        # of departures in t and a service that begins at the j-th of them.
+        if self.c == 1:
+            found = self._probabilities[: self.K] / self._probabilities[: self.K].sum()
+            return float(found @ pdtr(np.arange(self.K), self.mu * t))
+        immediate = 1.0 - float(self._ahead[0])
+        found = self._ahead[:-1] - self._ahead[1:]
+        return (
+            self._wait_tail(t)
+            + immediate * math.exp(-self.mu * t)
+            + float(found @ _erlang_then_service(np.arange(1.0, found.size + 1), self.c * self.mu, self.mu, t))
+        )
+
+
+def _erlang_then_service(stages: Floats, rate: float, mu: float, t: float) -> Floats:
+    """P(Erlang(stages, rate) <= t < Erlang + exponential(mu)), for rate > mu."""
+    # Integral of the Erlang density times exp(-mu (t - x)): an Erlang distribution function at rate - mu.
+    slower = rate - mu
+    inside = gammainc(stages, slower * t)
+    seen = inside > 0
+    logs = stages * math.log(rate / slower) - mu * t + np.log(np.where(seen, inside, 1.0))
+    return np.where(seen, np.exp(logs), 0.0)
+
+
+@dataclass(frozen=True)
+class ErlangA(OpenQueue):
+    """M/M/c+M (Erlang A, Palm): as M/M/c, but who waits leaves after an exponential patience of rate theta.
+
+    Has a steady state at every load. Wait and sojourn are those of *all* requests, those that leave included; ``wait_tail``
+    is the time in queue. Built on the positive series A = sum over j of prod (lam / (c mu + i theta)), which does not
+    cancel up to c = 10,000. Source: Zeltyn & Mandelbaum, Queueing Systems 51 (2005), section 5; Palm (1957). Fails when
+    patience is not exponential (hazard at zero is what matters most).
+
+    >>> q = ErlangA(lam=2.0, mu=1.0, c=2, theta=0.5)
+    >>> round(q.p_wait, 6), round(q.abandonment, 6)
+    (0.659077, 0.227282)
+    """
+
+    lam: float
+    mu: float
+    c: int
+    theta: float
+    assumptions: ClassVar[tuple[str, ...]] = (
+        POISSON,
+        EXPONENTIAL,
+        "c servers that do not slow each other",
+        FCFS,
+        "exponential patience while waiting, none in service",
+        STEADY,
+    )
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+        positive("mu", self.mu)
+        whole("c", self.c)
+        positive("theta", self.theta)
+
+    @property
+    def rho(self) -> float:
+        return self.lam / (self.c * self.mu)
+
+    @cached_property
+    def _log_series(self) -> float:
+        return _log_series(self.c * self.mu / self.theta, self.lam / self.theta)
+
+    @cached_property
+    def p_wait(self) -> float:
+        """P(an arrival finds all servers busy)."""
+        b = erlang_b(self.c, self.lam / self.mu)
+        if b == 0:
+            return 0.0
+        others = 1.0 / b - 1.0
+        return 1.0 / (1.0 + others * math.exp(-self._log_series))
+
+    @cached_property
+    def abandonment(self) -> float:
+        """P(an arrival leaves without service)."""
+        if self.rho >= 1:
+            given = 1.0 - 1.0 / self.rho + math.exp(-self._log_series) / self.rho
+        else:
+            # P(leave | wait) = theta E[queue | wait] / lam as a positive series: the closed form cancels for rho < 1.
+            s, x = self.c * self.mu / self.theta, self.lam / self.theta
+            terms, _ = _terms(s, x)
+            given = float(terms @ np.arange(terms.size)) / (x * float(terms.sum()))
+        return self.p_wait * given
+
+    @property
+    def throughput(self) -> float:
+        """Requests served per second."""
+        return self.lam * (1.0 - self.abandonment)
+
+    @property
+    def Wq(self) -> float:
+        return self.abandonment / self.theta
+
+    @property
+    def W(self) -> float:
+        return self.Wq + (1.0 - self.abandonment) / self.mu
+
+    def offered_wait_tail(self, t: float) -> float:
+        """P(a request of infinite patience would wait > t)."""
+        not_negative("t", t)
+        s, x = self.c * self.mu / self.theta, self.lam / self.theta
+        shrunk = x * math.exp(-self.theta * t)
+        # Density lam p_(c-1) exp(lam (1 - exp(-theta u)) / theta - c mu u), its integral from t over that from 0.
+        log_ratio = (x - shrunk) - self.c * self.mu * t + _log_series(s, shrunk) - self._log_series
+        return self.p_wait * math.exp(min(log_ratio, 0.0))
+
+    def _wait_tail(self, t: float) -> float:
+        return self.offered_wait_tail(t) * math.exp(-self.theta * t)
+
+    def _sojourn_tail(self, t: float) -> float:
+        # exp(-mu t) + (mu - theta) * integral of G(x) exp(-theta x - mu (t - x)), G the offered wait's tail (by parts).
+        edges = np.linspace(0.0, t, 7)
+        x = (edges[:-1, None] + np.diff(edges)[:, None] * NODES[None, :]).ravel()
+        w = (np.diff(edges)[:, None] * WEIGHTS[None, :]).ravel()
+        inside = np.array([self.offered_wait_tail(y) for y in x.tolist()]) * np.exp(-self.theta * x - self.mu * (t - x))
+        return math.exp(-self.mu * t) + (self.mu - self.theta) * float(w @ inside)
+
+
+def _terms(s: float, x: float) -> tuple[Floats, float]:
+    """x^j / ((s+1)...(s+j)), j = 0, 1, ... until negligible, divided by the largest; and the log of the largest."""
+    if x == 0:
+        return np.ones(1), 0.0
+    # The terms grow while s + j < x and fall ever faster after that.
+    count = int(max(x - s, 0.0)) + 64
+    while True:
+        logs = np.concatenate([[0.0], np.cumsum(math.log(x) - np.log(s + np.arange(1, count)))])
+        top = float(logs.max())
+        if logs[-1] < top - 42:
+            return np.exp(logs - top), top
+        count *= 2
+
+
+def _log_series(s: float, x: float) -> float:
+    """log of sum over j >= 0 of x^j / ((s+1)...(s+j)), which is Kummer's M(1, s+1, x)."""
+    if x - s > 1e5:
+        # A long rise: the closed form s x^-s e^x gamma(s, x), whose rounding is small beside its size.
+        return float(gammaln(s + 1) - s * math.log(x) + x + math.log(gammainc(s, x)))
+    terms, top = _terms(s, x)
+    return top + math.log(float(terms.sum()))
