@@ -76,7 +76,7 @@ class BlockManager:
 
     def grow(self, seq: Sequence) -> bool:
         """Give ``seq`` a block for its last known token where it has none; False where no block is free."""
-        if len(seq.block_table) * self.block_size >= seq.num_tokens:
+        if len(seq.block_table) * self.block_size >= len(seq.token_ids):
             return True
         if not self._free:
             return False
@@ -89,9 +89,9 @@ class BlockManager:
         Called when the tokens are scheduled: every layer writes a step's keys and values before it reads any, so a
         block filled by this step can be shared by a sequence admitted to the same step.
         """
-        if not self.enable_prefix_caching:
-            return
         size = self.block_size
+        if not self.enable_prefix_caching or num_tokens < (len(seq.content_numbers) + 1) * size:
+            return
         for index in range(len(seq.content_numbers), num_tokens // size):
             parent = seq.content_numbers[index - 1] if index else _root(seq)
             key = (parent, tuple(seq.token_ids[index * size : (index + 1) * size]))

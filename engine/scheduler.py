@@ -109,8 +109,10 @@ class Scheduler:
         """
         batch = ScheduledBatch()
         budget = self.max_num_batched_tokens
-        decodes = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
-        chunks = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
+        decodes: list[Sequence] = []
+        chunks: list[Sequence] = []
+        for seq in self.running:
+            (decodes if seq.num_uncomputed_tokens == 1 else chunks).append(seq)
         if self.policy.running_first:
             budget = self._schedule_decodes(decodes, batch, budget)
             budget = self._schedule_chunks(chunks, batch, budget)
@@ -152,18 +154,11 @@ class Scheduler:
         heapq.heappush(self._heap, (*rank, seq))
 
     def _schedule_decodes(self, decodes: list[Sequence], batch: ScheduledBatch, budget: int) -> int:
-        evicted: set[int] = set()
         for seq in decodes:
-            if id(seq) in evicted:
-                continue
-            while not self.block_manager.grow(seq):
-                victim = self._preempt_last(batch)
-                evicted.add(id(victim))
-                if victim is seq:
-                    break
-            if id(seq) not in evicted:
-                self._give(seq, 1, batch)
-                budget -= 1
+            while seq.block_table and not self.block_manager.grow(seq):
+                self._preempt_last(batch)
+            if seq.block_table:  # not preempted, by itself or by another decode of this step
+                budget -= self._give(seq, 1, batch)
         return budget
 
     def _schedule_chunks(self, chunks: list[Sequence], batch: ScheduledBatch, budget: int) -> int:

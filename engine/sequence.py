@@ -106,7 +106,7 @@ class Sequence:
         """Add a generated token and set ``finish_reason`` when it is the last one."""
         self.token_ids.append(token_id)
         params = self.request.params
-        generated = self.num_output_tokens
+        generated = len(self.token_ids) - self.num_prompt_tokens
         if generated >= params.min_tokens:
             is_end = token_id in self.eos_token_ids and not params.ignore_eos
             if is_end or token_id in params.stop_token_ids:

@@ -31,6 +31,8 @@ class TableWriter:
         self._rows: deque[tuple[Any, ...]] = deque()
         self._file = pa.OSFile(str(self.path), "wb")
         self._stream = pa.ipc.new_stream(self._file, schema)
+        # the schema is written with the first batch: an empty one makes the file readable from the start
+        self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         for field in schema:  # pyarrow loads pandas at its first conversion: now, not in the middle of a run
             pa.array([None], type=field.type)
 
