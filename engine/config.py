@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from engine.executors.step_time import LinearStepTime
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -76,6 +78,7 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         if (self.executor == "emulated") != bool(self.step_time):
             raise ValueError("step_time belongs to executor: emulated, which needs it; give both or neither")
+        LinearStepTime.from_mapping(self.step_time)
         for name in ("max_model_len", "num_kv_blocks", "max_queue", "num_threads"):
             self._require_count(name, optional=True)
         for name in ("max_num_seqs", "max_num_batched_tokens"):

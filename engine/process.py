@@ -279,8 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         core, info = build_core(config)
         server = _EngineServer(connection, core)
-        server.send(("ready", {**asdict(info), "pid": os.getpid()}))
+        server.send(("ready", {**asdict(info), "pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}))
         server.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        raise SystemExit(1) from None  # the client is gone; nobody is left to tell
     except BaseException as error:
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         text = str(error) if isinstance(error, ValueError) else traceback.format_exc()

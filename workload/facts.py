@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
             )
     return {
         "processor": processor,
-        "cores": sorted(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
