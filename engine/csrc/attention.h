@@ -34,14 +34,20 @@ inline void write_token(K* tile, int head_dim, int offset, const float* key, con
 }
 
 template <class K, int Rows, int Tiles>
-inline void score_tiles(const SequenceCache<K>& cache, int tile, const float* const (&query)[Rows],
+inline void score_tiles(const SequenceCache<K>& cache, int tile, int tiles, const float* const (&query)[Rows],
                         float* const (&scores)[Rows]) {
     constexpr int kVecs = kTile / kWidth;
     const K* keys[Tiles];
-    for (int t = 0; t < Tiles; ++t) keys[t] = cache.keys(tile + t);
+    Ahead<Tiles, 4 * kTile * sizeof(K) / 64> next;  // the keys of the next tiles and the values behind them
+    next.step = 4 * kTile * sizeof(K);
+    for (int t = 0; t < Tiles; ++t) {
+        keys[t] = cache.keys(tile + t);
+        const int later = tile + Tiles + t;
+        next.at[t] = reinterpret_cast<const char*>(cache.keys(later < tiles ? later : tiles - 1));
+    }
     Accumulators<kTile, Rows, Tiles> acc;
     acc.clear();
-    accumulate(acc, keys, query, cache.head_dim);
+    accumulate(acc, keys, query, cache.head_dim, next);
     for (int t = 0; t < Tiles; ++t)
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVecs; ++v) store(scores[r] + (tile + t) * kTile + v * kWidth, acc.sum[t][r][v]);
@@ -59,7 +65,7 @@ inline void add_up_values(const SequenceCache<K>& cache, int column, int keys, c
         for (int c = 0; c < Columns; ++c) values[c] = cache.values(tile, column + c);
         for (int r = 0; r < Rows; ++r) tile_weights[r] = weights[r] + tile * kTile;
         const int left = keys - tile * kTile;
-        accumulate(acc, values, tile_weights, left < kTile ? left : kTile);
+        accumulate(acc, values, tile_weights, left < kTile ? left : kTile, NothingAhead{});
     }
     for (int c = 0; c < Columns; ++c)
         for (int r = 0; r < Rows; ++r)
@@ -84,8 +90,8 @@ inline void attend(const SequenceCache<K>& cache, const float* const (&query)[Ro
     }
     const int tiles = (keys + kTile - 1) / kTile;
     int tile = 0;
-    for (; tile + kAtOnce <= tiles; tile += kAtOnce) score_tiles<K, Rows, kAtOnce>(cache, tile, query, scores);
-    for (; tile < tiles; ++tile) score_tiles<K, Rows, 1>(cache, tile, query, scores);
+    for (; tile + kAtOnce <= tiles; tile += kAtOnce) score_tiles<K, Rows, kAtOnce>(cache, tile, tiles, query, scores);
+    for (; tile < tiles; ++tile) score_tiles<K, Rows, 1>(cache, tile, tiles, query, scores);
     for (int r = 0; r < Rows; ++r) scale[r] = softmax_weights(scores[r], visible[r], tiles * kTile);
     const int columns = cache.head_dim / kTile;
     int column = 0;

@@ -36,8 +36,10 @@ constexpr int kRowBlock = 48;
 template <Write kWrite, int Rows, int Panels>
 inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, int columns, float* y, size_t y_stride) {
     constexpr int kVecs = kPanel / kWidth;
+#pragma GCC unroll 8
     for (int p = 0; p < Panels; ++p) {
         const int left = columns - p * kPanel;
+#pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
             float* out = y + r * y_stride + p * kPanel;
             if (left >= kPanel) {
@@ -48,24 +50,35 @@ inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, int column
                     store(out + v * kWidth, value);
                 }
             } else {  // the padded last panel
-                for (int n = 0; n < left; ++n) {
-                    const float value = acc.sum[p][r][n / kWidth][n % kWidth];
-                    out[n] = kWrite == Write::kAdd ? value + out[n] : value;
-                }
+                float value[kPanel];
+#pragma GCC unroll 8
+                for (int v = 0; v < kVecs; ++v) store(value + v * kWidth, acc.sum[p][r][v]);
+                for (int n = 0; n < left; ++n) out[n] = kWrite == Write::kAdd ? value[n] + out[n] : value[n];
             }
         }
     }
 }
 
+// Tile `turn` of the `turns` that go through these panels; each asks for its share of the panels that come next.
 template <class T, Write kWrite, int Rows, int Panels>
-inline void multiply_tile(const Matrix<T>& m, int panel, const float* x, float* y, size_t y_stride) {
+inline void multiply_tile(const Matrix<T>& m, int panel, int turn, int turns, const float* x, float* y,
+                          size_t y_stride) {
+    constexpr size_t kRowBytes = 2 * kPanel * sizeof(T);
     const float* rows[Rows];
     for (int r = 0; r < Rows; ++r) rows[r] = x + static_cast<size_t>(r) * m.inputs;
     const T* panels[Panels];
-    for (int p = 0; p < Panels; ++p) panels[p] = m.panel(panel + p);
+    Ahead<Panels, kRowBytes / 64> next;
+    next.step = kRowBytes / turns;
+    for (int p = 0; p < Panels; ++p) {
+        panels[p] = m.panel(panel + p);
+        next.at[p] = reinterpret_cast<const char*>(m.panel(panel + Panels + p) + turn * (m.panel_size() / turns));
+    }
     Accumulators<kPanel, Rows, Panels> acc;
     acc.clear();
-    accumulate(acc, panels, rows, m.inputs);
+    if (Rows == 1)  // six panels at once are streams enough for the hardware's own prefetching; asking too slows it
+        accumulate(acc, panels, rows, m.inputs, NothingAhead{});
+    else
+        accumulate(acc, panels, rows, m.inputs, next);
     write_tile<kWrite>(acc, m.outputs - panel * kPanel, y, y_stride);
 }
 
@@ -82,9 +95,9 @@ void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, float*
                 constexpr int kAtOnce = panels_at_once<kPanel>(n);
                 int i = panels.begin;
                 for (; i + kAtOnce <= panels.end; i += kAtOnce)
-                    multiply_tile<T, kWrite, n, kAtOnce>(m, i, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
+                    multiply_tile<T, kWrite, n, kAtOnce>(m, i, 0, 1, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
                 for (; i < panels.end; ++i)
-                    multiply_tile<T, kWrite, n, 1>(m, i, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
+                    multiply_tile<T, kWrite, n, 1>(m, i, 0, 1, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
             });
             continue;
         }
@@ -93,7 +106,7 @@ void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, float*
             for (int t = 0; t < tiles; ++t) {
                 const Range range = part(block_rows, tiles, t);
                 with_rows(range.end - range.begin, [&](auto n) {
-                    multiply_tile<T, kWrite, n, 1>(m, i, x_block + static_cast<size_t>(range.begin) * m.inputs,
+                    multiply_tile<T, kWrite, n, 1>(m, i, t, tiles, x_block + static_cast<size_t>(range.begin) * m.inputs,
                                                    column + range.begin * y_stride, y_stride);
                 });
             }

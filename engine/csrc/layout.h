@@ -80,17 +80,15 @@ inline void narrow(float f, bf16* out) {
 }
 inline void narrow(float f, float* out) { *out = f; }
 
-// Both halves of kWidth lanes of a pair row with `Lanes` lanes, starting at lane `lane`.
-template <int Lanes>
-inline void load_pair(const bf16* row, int lane, Vec& first, Vec& second) {
+// One half (0: input k, 1: input k + 1) of kWidth lanes of a pair row with `Lanes` lanes, from lane `lane` on.
+template <int Lanes, int Half>
+inline Vec load_half(const bf16* row, int lane) {
     const UintVec both = *reinterpret_cast<const LooseUintVec*>(row + 2 * lane);
-    first = reinterpret_cast<Vec>(both << 16);
-    second = reinterpret_cast<Vec>(both & 0xffff0000u);
+    return reinterpret_cast<Vec>(Half == 0 ? both << 16 : both & 0xffff0000u);
 }
-template <int Lanes>
-inline void load_pair(const float* row, int lane, Vec& first, Vec& second) {
-    first = load(row + lane);
-    second = load(row + Lanes + lane);
+template <int Lanes, int Half>
+inline Vec load_half(const float* row, int lane) {
+    return load(row + Half * Lanes + lane);
 }
 
 // Where input `k` of lane `lane` lies in consecutive pair rows of `lanes` lanes.

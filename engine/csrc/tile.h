@@ -14,7 +14,7 @@ namespace lab {
 template <int Lanes>
 constexpr int panels_at_once(int rows) {
     const int fit = kAccumulators / (rows * (Lanes / kWidth > 0 ? Lanes / kWidth : 1));
-    return fit < 1 ? 1 : (fit > 4 ? 4 : fit);
+    return fit < 1 ? 1 : (fit > 6 ? 6 : fit);
 }
 
 template <int Lanes, int Rows, int Panels>
@@ -32,38 +32,57 @@ struct Accumulators {
     }
 };
 
-// sum[p][r][lane] += Σ_k x[r][k] · w[p][k][lane], k = 0 .. inputs-1. An odd last input reads only its own half.
-template <class T, int Lanes, int Rows, int Panels>
-inline __attribute__((always_inline)) void accumulate(Accumulators<Lanes, Rows, Panels>& acc, const T* const (&w)[Panels],
-                                                      const float* const (&x)[Rows], int inputs) {
+// Asks for memory that a later tile will need, a little with every pair row, so that the next loads do not wait.
+// Goes to the second-level cache: the first holds the panels and the rows at work.
+template <int Panels, int Lines>
+struct Ahead {
+    const char* at[Panels];
+    size_t step;  // bytes a pair row
+
+    // Inlined by force: gcc takes a function that only prefetches for one without effect, and drops the call.
+    __attribute__((always_inline)) void ask(int panel, int row) const {
+#pragma GCC unroll 8
+        for (int line = 0; line < Lines; ++line) __builtin_prefetch(at[panel] + row * step + 64 * line, 0, 2);
+    }
+};
+struct NothingAhead {
+    void ask(int, int) const {}
+};
+
+// Adds one half of a pair row times one input of every row.
+template <int Half, class T, int Lanes, int Rows, int Panels>
+inline __attribute__((always_inline)) void accumulate_half(Accumulators<Lanes, Rows, Panels>& acc, int panel,
+                                                           const T* row, const float* const (&x)[Rows], int k) {
     constexpr int kVecs = Lanes / kWidth;
+    Vec w[kVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) w[v] = load_half<Lanes, Half>(row, v * kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) acc.sum[panel][r][v] += w[v] * x[r][k];
+}
+
+// sum[p][r][lane] += Σ_k x[r][k] · w[p][k][lane], k = 0 .. inputs-1. An odd last input reads only its own half.
+template <class T, int Lanes, int Rows, int Panels, class Next>
+inline __attribute__((always_inline)) void accumulate(Accumulators<Lanes, Rows, Panels>& acc, const T* const (&w)[Panels],
+                                                      const float* const (&x)[Rows], int inputs,
+                                                      const Next& next) {
     const int even = inputs & ~1;
     for (int k = 0; k < even; k += 2) {
 #pragma GCC unroll 8
         for (int p = 0; p < Panels; ++p) {
-            Vec first[kVecs], second[kVecs];
-#pragma GCC unroll 8
-            for (int v = 0; v < kVecs; ++v)
-                load_pair<Lanes>(w[p] + static_cast<size_t>(k) * Lanes, v * kWidth, first[v], second[v]);
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                for (int v = 0; v < kVecs; ++v) acc.sum[p][r][v] += first[v] * x[r][k];
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                for (int v = 0; v < kVecs; ++v) acc.sum[p][r][v] += second[v] * x[r][k + 1];
+            const T* row = w[p] + static_cast<size_t>(k) * Lanes;
+            next.ask(p, k / 2);
+            accumulate_half<0>(acc, p, row, x, k);
+            // The compiler must not keep both widened halves at once: with 12 sums it would run out of registers and
+            // spill sums in the loop. Hiding where `row` comes from makes it load the second half anew.
+            asm("" : "+r"(row));
+            accumulate_half<1>(acc, p, row, x, k + 1);
         }
     }
-    if (inputs & 1) {
-        for (int p = 0; p < Panels; ++p)
-            for (int v = 0; v < kVecs; ++v) {
-                Vec first, second;
-                load_pair<Lanes>(w[p] + static_cast<size_t>(even) * Lanes, v * kWidth, first, second);
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r) acc.sum[p][r][v] += first * x[r][even];
-            }
-    }
+    if (inputs & 1)
+        for (int p = 0; p < Panels; ++p) accumulate_half<0>(acc, p, w[p] + static_cast<size_t>(even) * Lanes, x, even);
 }
 
 // Calls f(std::integral_constant<int, n>) for n in 1..kMaxRows: the row count becomes a compile-time constant.
