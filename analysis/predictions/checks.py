@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from analysis.arrivals import conditional_uniform_ks, lewis_ks
 from analysis.predictions.base import Check
 from analysis.queues.base import INDEPENDENT, PATIENT, POISSON
 
@@ -21,26 +22,14 @@ MOST_PREFILL = 0.2  # of the work, when it is small
 
 
 def poisson(arrivals: Array, start: float, end: float) -> Check:
-    """Given their number, the arrivals of a Poisson process are uniform (conditional-uniform Kolmogorov-Smirnov test).
-
-    Kim and Whitt, "Are call center and hospital arrivals well modeled by nonhomogeneous Poisson processes?" (2014); sees a
-    changing rate well, and bursts worse than Lewis's version, which is taken beside it through the gaps' own law.
-    """
-    inside = np.sort(arrivals[(arrivals >= start) & (arrivals < end)])
+    """Two tests in one (Bonferroni): the conditional-uniform one sees a changing rate, Lewis's the law of the gaps."""
+    inside = arrivals[(arrivals >= start) & (arrivals < end)]
     if inside.size < 10:
         return Check(POISSON, f"{inside.size} arrivals are too few to test", 1.0)
-    uniform = float(stats.kstest((inside - start) / (end - start), "uniform").pvalue)
-    lewis = _lewis(inside, start, end)
+    uniform = conditional_uniform_ks(inside, start, end).p_value
+    lewis = lewis_ks(inside, start, end).p_value
     smaller = min(1.0, 2 * min(uniform, lewis))
     return Check(POISSON, f"conditional-uniform p = {uniform:.2g}, Lewis p = {lewis:.2g}", smaller)
-
-
-def _lewis(inside: Array, start: float, end: float) -> float:
-    """Lewis's test: Durbin's transformation of the sorted gaps (Biometrika 52, 1965), then uniformity."""
-    gaps = np.sort(np.diff(np.concatenate([[start], inside, [end]])) / (end - start))
-    n = gaps.size
-    spacings = (n - np.arange(n)) * np.diff(np.concatenate([[0.0], gaps]))
-    return float(stats.kstest(np.cumsum(spacings)[:-1], "uniform").pvalue)
 
 
 def independent_services(service: Array, gaps: Array) -> Check:

@@ -1,0 +1,199 @@
+"""Measured runs against models: one row for each statement, with what was assumed, predicted, measured and concluded.
+
+``python -m analysis.compare RESULTS`` prints the table of a study; with a second folder it prints how the two differ, run by
+run, with the requests paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.fit.step_time import StepTimeModel, fit_step_time
+from analysis.paired import paired_differences
+from analysis.predictions import one_seat, sharing
+from analysis.predictions.base import BAND, FAMILYWISE, Prediction, judge
+from analysis.runs import Run
+from analysis.stability import stability
+from analysis.study import StudyResults, name_of, open_study
+from analysis.tables import aligned
+
+COLUMNS = (
+    "run",
+    "model",
+    "quantity",
+    "unit",
+    "assumptions",
+    "prediction",
+    "low",
+    "high",
+    "measured",
+    "error",
+    "detectable",
+    "scatter",
+    "p_value",
+    "n",
+    "verdict",
+    "note",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What models may know beside the run: the study that it belongs to, and the step-time model of its execution."""
+
+    study: StudyResults | None
+    step_time: StepTimeModel | None
+
+
+MODELS: dict[str, Callable[[Run, Facts], list[Prediction]]] = {
+    "mg1": lambda run, facts: one_seat.mg1(run),
+    "lindley": lambda run, facts: one_seat.lindley(run),
+    "ps": lambda run, facts: sharing.ps(run, facts.step_time),
+}
+
+
+def compare(run: Run, models: Sequence[str] | None = None, study: StudyResults | None = None) -> pd.DataFrame:
+    """One row for each model and quantity.
+
+    Columns: run, model, quantity, unit, assumptions (each with what was found), prediction, low and high (where 99 % of
+    runs of this length would lie if the model were true), measured, error (prediction over measurement, minus 1),
+    detectable (smallest deviation, as a share of the prediction, that this run would notice with probability .9), scatter
+    (median relative error of a request, for models that speak of each), p_value, n, verdict, note. The verdicts of one
+    table share 1 % (Holm).
+
+    Args:
+        models: names out of ``MODELS``; default: those that the run's spec lists under ``compare``, else all.
+        study: where calibrations are looked for; default: the results folder that the run lies in.
+
+    Raises:
+        ValueError: an unknown model.
+    """
+    return to_table([(name_of(run), row) for row in judge(predict(run, models, study))])
+
+
+def compare_study(study: StudyResults, models: Sequence[str] | None = None) -> pd.DataFrame:
+    """The rows of all runs; the verdicts of the whole study share 1 %."""
+    rows = [(name_of(run), row) for run in study.runs for row in predict(run, models, study)]
+    # One run's check is no other run's: names keep them apart while they are judged together.
+    apart = [replace(row, model=f"{name}\n{row.model}") for name, row in rows]
+    judged = [replace(row, model=row.model.split("\n")[1]) for row in judge(apart)]
+    return to_table([(name, row) for (name, _), row in zip(rows, judged, strict=True)])
+
+
+def predict(run: Run, models: Sequence[str] | None = None, study: StudyResults | None = None) -> list[Prediction]:
+    """What each model says about the run, not judged yet."""
+    names = list(models) if models is not None else list((run.meta.get("spec") or {}).get("compare") or MODELS)
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise ValueError(f"no model is called {', '.join(map(repr, unknown))}; there are {', '.join(MODELS)}")
+    where = study if study is not None else study_around(run)
+    grid = where.grid_of(run) if where is not None else None
+    facts = Facts(where, fit_step_time(grid) if grid is not None else None)
+    unstable = stability(run).verdict == "unstable"
+    found = []
+    for name in names:
+        for row in MODELS[name](run, facts):
+            averages = row.refused is None or row.refused == "too short"
+            found.append(replace(row, refused="unstable") if unstable and averages else row)
+    return found
+
+
+def study_around(run: Run) -> StudyResults | None:
+    """The results folder that a recorded run lies in: the nearest one above it that holds calibrations."""
+    if run.path is None:
+        return None
+    parents = run.path.resolve().parents
+    return next((open_study(folder) for folder in parents[:4] if (folder / "calibration").is_dir()), None)
+
+
+def to_table(rows: Sequence[tuple[str, Prediction]]) -> pd.DataFrame:
+    """Judged predictions as a table of ``COLUMNS``."""
+    found = [
+        (
+            name,
+            row.model,
+            row.quantity,
+            row.unit,
+            "; ".join(f"{check.assumption}: {check.finding}" for check in row.checks),
+            row.predicted,
+            row.band.low if row.band is not None else math.nan,
+            row.band.high if row.band is not None else math.nan,
+            row.measured,
+            row.error,
+            row.detectable,
+            row.scatter if row.scatter is not None else math.nan,
+            row.band.p_value if row.band is not None else math.nan,
+            row.n,
+            row.verdict,
+            row.note,
+        )
+        for name, row in rows
+    ]
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """The comparison for a terminal: milliseconds, percent, verdict last."""
+    if table.empty:
+        return "no run names a model to be compared with"
+    header = ["run", "model", "quantity", "n", "measured", "predicted", f"{BAND:.0%} band", "error", "notices"]
+    rows = []
+    for row in table.to_dict("records"):
+        band = "-" if math.isnan(row["low"]) else f"{_ms(row['low'])} to {_ms(row['high'])}"
+        cells = [row["run"], row["model"], row["quantity"], str(row["n"] or "-"), _ms(row["measured"])]
+        rows.append([*cells, _ms(row["prediction"]), band, _percent(row["error"]), _percent(row["detectable"])])
+    lines = aligned(header, rows, left=(0, 1, 2))
+    verdicts = [
+        f"  {row['run']}: {row['model']}, {row['quantity']}: {row['verdict']}" for row in table.to_dict("records")
+    ]
+    legend = (
+        "times in ms; band: where runs of this length would lie if the model were true; notices: smallest deviation seen "
+        f"with probability .9;\nall verdicts together err with probability {FAMILYWISE:.0%} (Holm)"
+    )
+    return "\n".join([*lines, legend, *verdicts])
+
+
+def _ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:+.1f} %"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code (2: bad input)."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.compare", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("results", type=Path, help="a results folder")
+    parser.add_argument("other", type=Path, nargs="?", help="a second one, whose runs are paired with the first's")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="models (default: those the study names)")
+    parser.add_argument("--csv", type=Path, help="also write the table to this file")
+    options = parser.parse_args(arguments)
+    try:
+        study = open_study(options.results)
+        table: Any
+        if options.other is None:
+            table = compare_study(study, options.models)
+            text = as_text(table)
+        else:
+            table = paired_differences(study, open_study(options.other))
+            text = table.attrs["text"]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    if options.csv is not None:
+        table.to_csv(options.csv, index=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
