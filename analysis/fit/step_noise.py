@@ -23,8 +23,8 @@ class StepNoise:
     """Residuals of the fitted steps, in their order; three arrays of one length.
 
     Attributes:
-        ratio: measured over predicted duration; 1 for steps that were set aside.
-        extra_s: measured minus predicted duration of the steps set aside, 0 for all others.
+        ratio: measured over predicted duration; 1 for steps that were set aside as slow.
+        extra_s: measured minus predicted duration of the steps set aside as slow, 0 for all others; never negative.
         gap_s: from the end of the step to the start of the next; where the engine had nothing to do in between, the gap
             measured last before (the mean where none was).
         block: steps of a block in resampling.

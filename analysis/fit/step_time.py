@@ -232,7 +232,8 @@ def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> 
     prices = np.zeros(len(names))
     prices[kept_columns], kept = _robust_nnls(columns[:, kept_columns], duration)
     predicted = columns @ prices
-    ratio = np.where(kept, duration / predicted, 1.0)
+    slow = ~kept & (duration > predicted)
+    ratio = np.where(slow, 1.0, duration / predicted)
     known_gaps = gaps[~np.isnan(gaps)]
     slopes = prices[1 : len(knots)] * np.diff(knots)
     named = dict(zip(names, prices.tolist(), strict=True))
@@ -248,7 +249,7 @@ def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> 
         gap_s=float(known_gaps.mean()) if len(known_gaps) else 0.0,
         wake_s=_wake(sources),
         time_factor=float(duration.sum() / predicted.sum()),
-        noise=StepNoise(ratio, np.where(kept, 0.0, duration - predicted), filled_gaps(gaps), _block_length(ratio)),
+        noise=StepNoise(ratio, np.where(slow, duration - predicted, 0.0), filled_gaps(gaps), _block_length(ratio)),
         execution=execution,
     )
 
