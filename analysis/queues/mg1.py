@@ -139,7 +139,7 @@ class Inverted:
         tolerance: largest difference allowed between the two, beside what the lattice's own two step sizes differ by.
     """
 
-    def __init__(self, lam: float, service: Service, tolerance: float) -> None:
+    def __init__(self, lam: float, service: Service, tolerance: float = 1e-5) -> None:
         self._lam, self._service, self._tolerance = lam, service, tolerance
         self._built: dict[float, Stretch] = {}
         mean_sojourn = MG1(lam, service).W
