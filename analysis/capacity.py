@@ -78,9 +78,9 @@ def capacity(run: Run, confidence: float = 0.95) -> Capacity:
     """Completions a second in the longest stretch of the measured phase in which somebody always waited.
 
     The interval is from non-overlapping batch means over equal stretches of time (Law and Kelton 9.5.3), 5 to 20 of them,
-    with at least 5 completions each; neighbouring counts of a full engine are correlated negatively (what is left half done in
-    one is finished in the next), so it errs on the wide side. It is not ``intervals.batch_means``, which wants a
-    thousand correlated observations.
+    with at least 5 completions each. Neighbouring counts of a full engine are correlated negatively (what one leaves half
+    done the next finishes), so it errs on the wide side, and needs fewer observations than ``intervals.batch_means``,
+    which guards against positive correlation.
 
     Raises:
         TooShort: fewer than 25 completions under backlog.
@@ -148,7 +148,7 @@ def drift(before: Run, after: Run, confidence: float = 0.95) -> Drift:
     if batches < LEAST_BATCHES:
         raise TooShort("requests completed in both calibrations", n, LEAST_BATCHES * LEAST_IN_BATCH)
     edges = np.linspace(0, n - 1, batches + 1).round().astype(int)
-    marks = both.to_numpy(dtype=float)
+    marks = np.array(both, dtype=float)
     marks[:, 1] = np.maximum.accumulate(marks[:, 1])  # the order of completion may differ by a step or two
     spans = np.diff(marks[edges], axis=0)
     ratio = float((marks[-1, 1] - marks[0, 1]) / (marks[-1, 0] - marks[0, 0]) - 1.0)
