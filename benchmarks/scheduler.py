@@ -4,8 +4,9 @@ Target: at most 3 us per running sequence + 20 us a step at 16, 64 and 256 runni
 
     python -m benchmarks.scheduler [--repeats 9] [--steps 200] [--plot growth.png]
 
-Times are CPU times of the one thread, so that a machine shared with others does not blur them. Cases: *decode* (everybody decodes, nobody can join), *kv* (as before, but the head of the line waits for KV blocks and is
-asked again every step), *churn* (outputs of 32 tokens: each step some end and others are admitted).
+Times are CPU times of the one thread, so that a machine shared with others blurs them less. Cases: *decode* (everybody
+decodes, nobody can join), *kv* (as before, but the head of the line waits for KV blocks and is asked again every step),
+*churn* (outputs of 32 tokens: each step some end and others are admitted).
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def _sequence(request_id: str, max_tokens: int, salt: int = 0, prompt_tokens: in
 def growth(timings: list[Timing]) -> tuple[float, float]:
     """Least-squares microseconds a step and per running sequence of the *decode* case."""
     points = [(t.running, t.median) for t in timings if t.case == "decode"]
-    slope, intercept = np.polyfit(*zip(*points, strict=True), 1)
+    running, medians = np.array(points).T
+    slope, intercept = np.polyfit(running, medians, 1)
     return float(intercept), float(slope)
 
 

@@ -13,11 +13,14 @@ FIRST_PLACEHOLDER = 1 << 24  # above every vocabulary
 class PlaceholderTokens:
     """Gives each sequence unique placeholders, and the end token as output number ``output_tokens[request_id]``.
 
-    Requests that are not listed run to their ``max_tokens``.
+    Requests that are not listed run to their ``max_tokens``. Raises ValueError for a listed number below 1.
     """
 
     def __init__(self, output_tokens: Mapping[str, int] | None = None, eos_token_id: int = 0) -> None:
         self._output_tokens = output_tokens or {}
+        too_short = {name: length for name, length in self._output_tokens.items() if length < 1}
+        if too_short:
+            raise ValueError(f"output_tokens has {too_short}; a request generates at least 1 token")
         self._eos_token_id = eos_token_id
         self._ids = count(FIRST_PLACEHOLDER)
 

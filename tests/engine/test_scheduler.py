@@ -7,14 +7,10 @@ import random
 import pytest
 
 from engine.config import CHOICES
-from engine.core import EngineCore
 from engine.executors.base import ScheduledBatch
-from engine.executors.placeholder import PlaceholderTokens
-from engine.executors.simulated import SimulatedExecutor
-from engine.sampling_params import SamplingParams
 from engine.scheduler import RequestRefused, Scheduler
 from engine.sequence import Sequence, WaitReason
-from tests.engine.shadow import FakeClock, checked_step, make_request, make_scheduler, make_shadow_core, run_to_end
+from tests.engine.shadow import checked_step, make_request, make_scheduler, make_shadow_core, run_to_end
 
 
 def _add(scheduler: Scheduler, name: str, prompt: int, max_tokens: int = 100, **options: int) -> Sequence:
@@ -78,17 +74,6 @@ def test_seats_and_budget_are_never_exceeded_and_are_used(policy: str) -> None:
         if policy not in ("static_batch", "prefill_first") and scheduler.num_waiting:
             assert sum(batch.num_tokens) == 7 or len(batch.seqs) == 3
     assert scheduler.preemptions == 0
-
-
-def test_eight_long_prompts_with_room_for_three_run_three_at_a_time_without_preemption() -> None:
-    core = make_shadow_core(30, 8, vocabulary=10**9, max_num_seqs=8, max_num_batched_tokens=36)
-    for index in range(8):
-        core.add(make_request(f"r{index}", 72, 9))  # nine blocks, ten in the end; two steps to compute
-    most = 0
-    while core.has_work:
-        checked_step(core)
-        most = max(most, core.scheduler.num_running)
-    assert (most, core.scheduler.preemptions, core.num_live) == (3, 0, 0)
 
 
 def test_the_watermark_leaves_room_to_grow_but_not_for_the_first_request() -> None:
@@ -178,45 +163,6 @@ def test_equal_prompts_in_one_step_share_their_blocks() -> None:
     run_to_end(core, 10)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_prompt_of_exactly_k_cached_blocks_computes_its_last_block_again(blocks: int, size: int) -> None:
-    core = make_shadow_core(20, size, vocabulary=10**9)
-    prompt = list(range(1, blocks * size + 1))
-    outputs = []
-    for name in ("once", "twice"):
-        seq = core.add(make_request(name, prompt, 3))
-        run_to_end(core, 10)
-        outputs.append(seq.token_ids)
-    assert seq.num_cached_tokens == (blocks - 1) * size
-    assert outputs[0] == outputs[1]
-
-
-def test_lengths_around_the_limit() -> None:
-    limit = 10
-    core = make_shadow_core(100, 4, limit, vocabulary=10**9)
-    one_left = core.add(make_request("limit - 1", limit - 1, 5))
-    two_left = core.add(make_request("limit - 2", limit - 2, 5))
-    for prompt in (limit, limit + 1):
-        with pytest.raises(
-            RequestRefused,
-            match=rf"has a prompt of {prompt} tokens; max_model_len = 10 .* shorten the prompt to 9 or raise max_model",
-        ):
-            core.add(make_request("too long", prompt, 5))
-    run_to_end(core, 10)
-    assert (one_left.num_output_tokens, one_left.finish_reason) == (1, "length")
-    assert (two_left.num_output_tokens, two_left.finish_reason) == (2, "length")
-
-
-def test_an_empty_prompt_and_no_tokens_to_generate_are_refused() -> None:
-    core = make_shadow_core(10, 4)
-    with pytest.raises(RequestRefused, match="'r' has an empty prompt; give at least one token"):
-        core.add(make_request("r", []))
-    with pytest.raises(ValueError, match="max_tokens is 0; it must be at least 1"):
-        SamplingParams(max_tokens=0)
-    assert core.num_live == 0
-
-
 @pytest.mark.parametrize("size", [1, 3, 4, 16])
 def test_what_fits_the_cache_to_the_last_token_runs_and_one_more_is_refused(size: int) -> None:
     blocks = 3
@@ -230,37 +176,6 @@ def test_what_fits_the_cache_to_the_last_token_runs_and_one_more_is_refused(size
             RequestRefused, match=rf"may need {blocks + 1} KV blocks .* the cache has {blocks}: lower max"
         ):
             core.add(make_request("does not", prompt, room - prompt + 1))
-
-
-def _longest_gap(policy: str, seats: int) -> int:
-    """Steps between two tokens of a request at most, under long prompts that arrive as a Poisson stream."""
-    scheduler = make_scheduler(4000, 4, max_num_seqs=seats, max_num_batched_tokens=32, policy=policy)
-    executor = SimulatedExecutor(
-        lambda shape: 1.0, PlaceholderTokens(), block_size=4, num_kv_blocks=4000, max_model_len=1000
-    )
-    core = EngineCore(scheduler, executor, clock=FakeClock())
-    draw = random.Random(7)
-    last_token: dict[str, int] = {}
-    longest = 0
-    next_arrival = 0.0
-    for step in range(400):
-        while next_arrival <= step:
-            name = f"r{next_arrival:.9f}"
-            core.add(make_request(name, draw.randint(50, 200), 40))
-            next_arrival += draw.expovariate(0.5)
-        for event in core.step():
-            name = event.seq.request_id
-            longest = max(longest, step - last_token.get(name, step))
-            last_token[name] = step
-    assert core.scheduler.num_waiting > 10
-    assert core.scheduler.preemptions == 0
-    return longest
-
-
-@pytest.mark.parametrize("policy", CHOICES["policy"])
-@pytest.mark.parametrize("seats", [4, 32])
-def test_long_prompts_never_starve_a_decode(policy: str, seats: int) -> None:
-    assert _longest_gap(policy, seats) == 1
 
 
 def test_aborted_requests_do_not_pile_up_behind_a_blocked_head() -> None:

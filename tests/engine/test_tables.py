@@ -112,8 +112,8 @@ def test_rows_appended_by_other_threads_during_flushes_are_all_there_in_each_thr
     writer.close()
     rows = _rows(read_stream(writer.path))
     assert len(rows) == writer.num_rows == 4 * count
-    for thread in range(4):
-        assert [n for owner, n in rows if owner == thread] == list(range(count))
+    for index in range(4):
+        assert [n for owner, n in rows if owner == index] == list(range(count))
 
 
 @pytest.mark.parametrize("row", [(1,), (1, 2, 3)])
