@@ -1,0 +1,190 @@
+"""The step-time model against steps whose prices are known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.fit.step_noise import StepNoise, filled_gaps
+from analysis.fit.step_time import LINEAR_TERMS, StepTimeModel, fit_step_time
+from analysis.runs import Run
+from engine.executors.base import BatchShape
+from engine.executors.step_time import LinearStepTime
+
+TRUTH = LinearStepTime(
+    base_s=5e-3, decode_seqs=5e-4, prefill_tokens=5e-5, kv_tokens=2e-7, prefill_attention=3e-8, logit_rows=1e-4
+)
+
+
+def some_shapes(n: int, seed: int, seats: int = 16) -> list[BatchShape]:
+    """Shapes as an engine with chunked prefill has them: some chunks end a prompt, some do not."""
+    rng = np.random.default_rng(seed)
+    shapes = []
+    for _ in range(n):
+        decodes = int(rng.integers(0, seats + 1))
+        prefills = int(rng.choice([0, 0, 1, 2])) if decodes else int(rng.integers(1, 3))
+        tokens = [int(token) for token in rng.integers(1, 120, size=prefills)]
+        contexts = [int(context) for context in rng.choice([0, 0, 256], size=prefills)]
+        attention = sum(q * (context + q / 2) for q, context in zip(tokens, contexts, strict=True))
+        kv = int(rng.integers(20, 400, size=decodes).sum())
+        shapes.append(
+            BatchShape(
+                prefills, decodes, sum(tokens), decodes, kv, attention, decodes + int(rng.integers(0, prefills + 1))
+            )
+        )
+    return shapes
+
+
+def steps_table(shapes: list[BatchShape], durations: np.ndarray, gap_s: float = 2e-4) -> pd.DataFrame:
+    start = np.concatenate([[0.0], np.cumsum(durations + gap_s)[:-1]])
+    table = pd.DataFrame(shapes, columns=list(BatchShape._fields))
+    return table.assign(step=np.arange(len(shapes)), start_s=start, end_s=start + durations, idle_s=0.0)
+
+
+def test_exact_steps_give_back_the_prices() -> None:
+    shapes = some_shapes(2000, seed=1)
+    model = fit_step_time(steps_table(shapes, np.array([TRUTH(shape) for shape in shapes])))
+    assert model.base_s == pytest.approx(TRUTH.base_s, rel=1e-6)
+    for term in LINEAR_TERMS:
+        assert model.prices[term] == pytest.approx(getattr(TRUTH, term, 0.0), rel=1e-5, abs=1e-12)
+    slopes = np.diff(model.decode_s) / np.diff(model.decode_knots)
+    np.testing.assert_allclose(slopes, TRUTH.decode_seqs, rtol=1e-5)
+    assert model.gap_s == pytest.approx(2e-4, rel=1e-6)
+    assert model.misfit.rms < 1e-8
+    assert model.misfit.set_aside == 0
+
+
+def test_a_step_time_with_kinks_in_the_rows_is_followed_and_the_textbook_line_is_not_enough() -> None:
+    shapes = some_shapes(3000, seed=2)
+    durations = np.array([4e-3 + 2e-3 * -(-shape.decode_seqs // 8) for shape in shapes])  # stairs of 8 rows
+    model = fit_step_time(steps_table(shapes, durations))
+    assert model.misfit.rms < 1e-6
+    assert model.textbook.rms > 0.02
+
+
+def test_noise_leaves_prices_within_their_standard_errors_and_stolen_steps_are_set_aside_and_counted() -> None:
+    shapes = some_shapes(6000, seed=3)
+    rng = np.random.default_rng(4)
+    clean = np.array([TRUTH(shape) for shape in shapes])
+    stolen = rng.random(len(shapes)) < 0.05
+    durations = clean * (1 + 0.01 * rng.standard_normal(len(shapes))) + 0.01 * stolen
+    model = fit_step_time(steps_table(shapes, durations))
+    error = np.array([model(shape) for shape in shapes]) / clean - 1
+    # 22 parameters from 6,000 steps of 1 % noise: rms error of the curve 1 % * sqrt(22 / 6000) = 0.06 %
+    assert float(np.sqrt(np.mean(error**2))) < 3 * 0.01 * np.sqrt(22 / 6000)
+    assert model.misfit.set_aside == pytest.approx(int(stolen.sum()), abs=3)
+    assert model.misfit.n + model.misfit.set_aside == len(shapes)
+    assert model.noise.extra_s.sum() == pytest.approx(0.01 * stolen.sum(), rel=0.02)
+    assert model.time_factor == pytest.approx(durations.sum() / clean.sum(), rel=2e-3)
+
+
+def test_resampled_noise_keeps_the_mean_time_of_a_step() -> None:
+    shapes = some_shapes(4000, seed=5)
+    rng = np.random.default_rng(6)
+    clean = np.array([TRUTH(shape) for shape in shapes])
+    durations = clean * (1 + 0.02 * rng.standard_normal(len(shapes))) + 0.02 * (rng.random(len(shapes)) < 0.02)
+    model = fit_step_time(steps_table(shapes, durations))
+    stream = model.noise.stream(np.random.default_rng(7))
+    again = np.array([model(shape) * ratio + extra for shape in shapes for ratio, extra, _ in [stream.next()]])
+    # a stolen step adds 20 ms * Bernoulli(.02): standard error of the mean 20 ms * sqrt(.0196 / 4000), twice (fit and resample)
+    band = 2.58 * np.sqrt(2) * 0.02 * np.sqrt(0.0196 / 4000)
+    assert again.mean() == pytest.approx(durations.mean(), abs=band)
+
+
+def test_prices_are_never_negative_and_time_never_falls_with_rows() -> None:
+    shapes = some_shapes(300, seed=8)
+    rng = np.random.default_rng(9)
+    model = fit_step_time(steps_table(shapes, 1e-2 * (1 + 0.3 * rng.random(len(shapes)))))
+    assert min(model.prices.values()) >= 0
+    assert (np.diff(model.decode_s) >= 0).all()
+
+
+def test_one_step_a_batch_and_a_table_are_predicted_alike() -> None:
+    shapes = some_shapes(400, seed=10)
+    table = steps_table(shapes, np.array([TRUTH(shape) for shape in shapes]))
+    model = fit_step_time(table)
+    one_by_one = [model.predict(shape) for shape in shapes]
+    np.testing.assert_allclose(np.asarray(model.predict(table)), one_by_one, rtol=1e-12)
+    beyond = BatchShape(0, 40, 0, 40, 4000, 0.0, 40)
+    assert model.predict(beyond) == pytest.approx(TRUTH(beyond), rel=1e-4)
+
+
+def test_a_shape_outside_what_was_fitted_is_named() -> None:
+    shapes = some_shapes(400, seed=11, seats=8)
+    table = steps_table(shapes, np.array([TRUTH(shape) for shape in shapes]))
+    model = fit_step_time(table)
+    assert not np.any(model.extrapolates(table))
+    beyond = BatchShape(0, 9, 0, 9, 500, 0.0, 8)
+    assert model.extrapolates(beyond)
+    assert model.outside(beyond) == ("decode_seqs",)
+
+
+def test_a_model_goes_through_json() -> None:
+    shapes = some_shapes(200, seed=12)
+    table = steps_table(shapes, np.array([TRUTH(shape) for shape in shapes]))
+    model = fit_step_time(table)
+    again = StepTimeModel.from_dict(json.loads(json.dumps(model.to_dict())))
+    assert [again(shape) for shape in shapes] == [model(shape) for shape in shapes]
+    assert again.misfit == model.misfit
+    assert again.textbook == model.textbook
+    np.testing.assert_array_equal(again.noise.ratio, model.noise.ratio)
+
+
+def run_of(table: pd.DataFrame, execution: dict[str, object]) -> Run:
+    requests = pd.DataFrame({"request_id": ["0"], "intended_s": [0.0]})
+    return Run.from_tables(requests, steps=table, meta={"fingerprints": {"execution": execution}})
+
+
+def test_another_execution_is_refused_with_both_names() -> None:
+    shapes = some_shapes(100, seed=13)
+    table = steps_table(shapes, np.array([TRUTH(shape) for shape in shapes]))
+    model = fit_step_time(run_of(table, {"dtype": "float32", "digest": "aaaa"}))
+    model.require_execution({"dtype": "float32", "digest": "aaaa"})
+    with pytest.raises(ValueError, match=r"aaaa.*bbbb.*dtype 'float32' against 'bfloat16'"):
+        model.require_execution({"dtype": "bfloat16", "digest": "bbbb"})
+    with pytest.raises(ValueError, match="different executions"):
+        fit_step_time([run_of(table, {"dtype": "float32"}), run_of(table, {"dtype": "bfloat16"})])
+
+
+def test_the_gap_is_measured_only_where_nothing_was_idle_and_not_across_runs() -> None:
+    shapes = some_shapes(60, seed=14)
+    table = steps_table(shapes, np.full(60, 1e-2), gap_s=1e-3)
+    table.loc[30:, ["start_s", "end_s"]] += 7.0
+    table.loc[30, "idle_s"] = 7.0
+    later = table.assign(start_s=table["start_s"] + 100, end_s=table["end_s"] + 100)
+    model = fit_step_time([table, later])
+    assert model.gap_s == pytest.approx(1e-3, rel=1e-6)
+    assert len(model.noise) == 120
+
+
+def test_terms_that_the_steps_cannot_tell_apart_are_named() -> None:
+    shapes = [BatchShape(0, n, 0, n, 100 * n, 0.0, n) for n in range(1, 9) for _ in range(8)]
+    model = fit_step_time(steps_table(shapes, np.array([TRUTH(shape) for shape in shapes])))
+    assert set(model.unidentified) >= {"kv_tokens", "prefill_tokens", "logit_rows"}
+    assert model.misfit.rms < 1e-9
+
+
+def test_too_few_steps_and_steps_without_a_duration_are_errors() -> None:
+    shapes = some_shapes(30, seed=15)
+    with pytest.raises(ValueError, match="too few"):
+        fit_step_time(steps_table(shapes[:5], np.full(5, 1e-2)))
+    durations = np.full(30, 1e-2)
+    durations[17] = 0.0
+    with pytest.raises(ValueError, match="step 17"):
+        fit_step_time(steps_table(shapes, durations))
+
+
+def test_noise_comes_in_blocks_of_neighbours() -> None:
+    noise = StepNoise(np.arange(100.0), np.zeros(100), np.zeros(100), block=10)
+    stream = noise.stream(np.random.default_rng(0))
+    drawn = np.array([stream.next()[0] for _ in range(1000)])
+    jumps = np.flatnonzero(np.diff(drawn) % 100 != 1)
+    assert (jumps % 10 == 9).all()
+
+
+def test_an_unknown_gap_takes_the_last_one_before_it() -> None:
+    filled = filled_gaps(np.array([np.nan, 1.0, np.nan, 3.0, np.nan]))
+    np.testing.assert_array_equal(filled, [2.0, 1.0, 1.0, 3.0, 3.0])
