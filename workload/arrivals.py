@@ -13,6 +13,7 @@ from typing import Any
 from workload.processes.base import ArrivalSpec, Times, collect
 from workload.processes.modulated import MMPP, Piecewise
 from workload.processes.renewal import Burst, Constant, Gamma, Poisson, RenewalSpec, Weibull, settled
+from workload.processes.responsive import Closed, Sessions
 from workload.processes.trace import Trace
 from workload.schema import parse_tagged
 
@@ -25,6 +26,8 @@ PROCESSES: dict[str, type[ArrivalSpec]] = {
     "piecewise": Piecewise,
     "burst": Burst,
     "trace": Trace,
+    "closed": Closed,
+    "sessions": Sessions,
 }
 
 

@@ -267,11 +267,11 @@ class _Loader:
         return parts
 
     def with_paths(self, value: Any) -> Any:
-        """File names under the key ``path``, taken from the study's folder."""
+        """File names (under ``path`` and ``tokenizer``), taken from the study's folder."""
         if isinstance(value, Mapping):
             return {
                 key: str(self.file.path.parent / item)
-                if key == "path" and isinstance(item, str)
+                if key in ("path", "tokenizer") and isinstance(item, str)
                 else self.with_paths(item)
                 for key, item in value.items()
             }

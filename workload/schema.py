@@ -53,6 +53,7 @@ def _plain_switch(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_plain_number)]
 Positive = Annotated[float, BeforeValidator(_plain_number), Field(gt=0)]
 NonNegative = Annotated[float, BeforeValidator(_plain_number), Field(ge=0)]
+Unit = Annotated[float, BeforeValidator(_plain_number), Field(ge=0, le=1)]
 Count = Annotated[int, BeforeValidator(_plain_number), Field(ge=1)]
 Whole = Annotated[int, BeforeValidator(_plain_number), Field(ge=0)]
 Switch = Annotated[bool, BeforeValidator(_plain_switch)]
@@ -71,7 +72,9 @@ def dotted(path: Sequence[str | int]) -> str:
 def did_you_mean(found: object, allowed: Sequence[str]) -> str:
     """``did you mean 'rate'? allowed: rate, load``, or only the second half where nothing is near."""
     lowered = {name.lower(): name for name in allowed}
-    near = difflib.get_close_matches(str(found).lower(), list(lowered), n=1)
+    text = str(found).lower()
+    near = difflib.get_close_matches(text, list(lowered), n=1)
+    near = near or [name for name in lowered if len(text) > 2 and name.startswith(text)]
     hint = f"did you mean {lowered[near[0]]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(allowed)}"
 

@@ -159,6 +159,12 @@ BAD = [
     ("g.csv", "when,in,out\n1,2,3\n", {}, ["no column 'arrival_s'", "columns: {arrival: NAME"]),
     ("g.csv", "", {}, ["not a CSV file"]),
     ("m.jsonl", '{"timestamp": 0, "input_length": 1}\n{"timestamp": }\n', {}, [":2:", "not JSON"]),
+    (
+        "m.jsonl",
+        '{"timestamp": 0, "input_length": 1, "output_length": 1}\n\n{"timestamp": 1, "input_length": -1, "output_length": 1}\n',
+        {},
+        [":3:", "input_length", "-1"],
+    ),
     ("m.jsonl", '{"timestamp": 0}\n[3]\n', {}, [":2:", "one JSON object"]),
     ("m.parquet", "nonsense", {}, ["not a Parquet file"]),
 ]

@@ -138,11 +138,13 @@ def _load_csv(path: Path) -> tuple[pd.DataFrame, Lines]:
 
 def _load_json_lines(path: Path) -> tuple[pd.DataFrame, Lines]:
     try:
-        table = pajson.read_json(path, read_options=pajson.ReadOptions(block_size=1 << 24)).to_pandas()
+        table = pajson.read_json(path, read_options=pajson.ReadOptions(block_size=1 << 22)).to_pandas()
     except pa.ArrowInvalid as error:
         raise TraceError(_bad_json_line(path, str(error))) from None
-    with path.open("rb") as file:
-        filled = [number for number, line in enumerate(file, 1) if not line.isspace()]
+    data = path.read_bytes()
+    if data.count(b"\n") + (not data.endswith(b"\n")) == len(table):  # no blank lines
+        return table, np.arange(1, len(table) + 1, dtype=np.int64)
+    filled = [number for number, line in enumerate(data.splitlines(), 1) if line and not line.isspace()]
     return table, np.array(filled, dtype=np.int64)
 
 
