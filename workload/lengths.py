@@ -305,7 +305,7 @@ def read_length_column(path: str | Path, column: str) -> Lengths:
     if bad.size:
         found = table[column].iloc[bad[0]]
         raise SpecError(
-            ("column",), f"{path}:{bad[0] + 2}: {column} is {found!r}; a whole number of at least 1 is allowed"
+            ("column",), f"{path}:{bad[0] + 2}: {column} is {found}; a whole number of at least 1 is allowed"
         )
     if not len(values):
         raise SpecError(("path",), f"{path} holds no rows")

@@ -162,7 +162,8 @@ class TextFile(PromptSpec):
             raise ValueError(f"{self.path}: the text has no tokens")
         if ids.max() >= vocab_size:
             raise ValueError(
-                f"{self.tokenizer}: token {ids.max()} is outside the model's vocabulary of {vocab_size}; its own tokenizer is needed"
+                f"{self.tokenizer}: token {ids.max()} is outside the model's vocabulary of {vocab_size}; "
+                "the model's own tokenizer is needed"
             )
         return ids
 

@@ -161,7 +161,7 @@ BAD = [
     ("m.jsonl", '{"timestamp": 0, "input_length": 1}\n{"timestamp": }\n', {}, [":2:", "not JSON"]),
     (
         "m.jsonl",
-        '{"timestamp": 0, "input_length": 1, "output_length": 1}\n\n{"timestamp": 1, "input_length": -1, "output_length": 1}\n',
+        '{"timestamp": 0, "input_length": 1, "output_length": 1}\n\n{"timestamp": 1, "input_length": -1, "output_length": 1}',
         {},
         [":3:", "input_length", "-1"],
     ),

@@ -59,8 +59,8 @@ class Closed(ArrivalSpec):
 class Sessions(RatedSpec):
     """Partly open: sessions start as a Poisson process; inside one, each turn waits for the answer before and a think time.
 
-    ``rate`` counts requests (turns) per second in the long run: sessions start at rate / mean turns. The workload's prompt law
-    is the new tokens of each turn; the history comes on top.
+    ``rate`` counts requests (turns) per second in the long run: sessions start at rate / mean turns. The workload's prompt
+    law is the new tokens of each turn; the history comes on top.
     """
 
     process: Literal["sessions"]

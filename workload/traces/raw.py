@@ -93,6 +93,12 @@ def refuse(path: Path, bad: NDArray[np.bool_], column: pd.Series, lines: NDArray
     if not rows.size:
         return
     found = column.iloc[int(rows[0])]
-    text = "nothing" if found is None or found is pd.NA or found != found else repr(found)
+    text = (
+        "nothing"
+        if found is None or found is pd.NA or found != found
+        else repr(found)
+        if isinstance(found, str)
+        else str(found)
+    )
     more = f" (and {rows.size - 1} more rows)" if rows.size > 1 else ""
     raise TraceError(f"{path}:{lines[rows[0]]}: {column.name} is {text}; {allowed} is allowed{more}")
