@@ -16,9 +16,10 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.capacity import Drift
 from analysis.fit.step_time import StepTimeModel, fit_step_time
 from analysis.paired import paired_differences
-from analysis.predictions import one_seat, sharing
+from analysis.predictions import one_seat, sharing, simulated
 from analysis.predictions.base import BAND, FAMILYWISE, Prediction, judge
 from analysis.runs import Run
 from analysis.stability import stability
@@ -47,16 +48,17 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What models may know beside the run: the study that it belongs to, and the step-time model of its execution."""
+    """What models may know beside the run: the step-time model of its execution, and how steady the machine was."""
 
-    study: StudyResults | None
     step_time: StepTimeModel | None
+    speed_change: float | None  # of the capacity, from before the sweep to after it
 
 
 MODELS: dict[str, Callable[[Run, Facts], list[Prediction]]] = {
     "mg1": lambda run, facts: one_seat.mg1(run),
     "lindley": lambda run, facts: one_seat.lindley(run),
     "ps": lambda run, facts: sharing.ps(run, facts.step_time),
+    "simulation": lambda run, facts: simulated.simulation(run, facts.step_time, facts.speed_change),
 }
 
 
@@ -80,8 +82,11 @@ def compare(run: Run, models: Sequence[str] | None = None, study: StudyResults |
 
 
 def compare_study(study: StudyResults, models: Sequence[str] | None = None) -> pd.DataFrame:
-    """The rows of all runs; the verdicts of the whole study share 1 %."""
-    rows = [(name_of(run), row) for run in study.runs for row in predict(run, models, study)]
+    """The rows of all runs, each against ``models`` or what its spec lists; the verdicts of the study share 1 %."""
+    named = [
+        (run, (run.meta.get("spec") or {}).get("compare") or () if models is None else models) for run in study.runs
+    ]
+    rows = [(name_of(run), row) for run, names in named for row in predict(run, names, study)]
     # One run's check is no other run's: names keep them apart while they are judged together.
     apart = [replace(row, model=f"{name}\n{row.model}") for name, row in rows]
     judged = [replace(row, model=row.model.split("\n")[1]) for row in judge(apart)]
@@ -94,16 +99,17 @@ def predict(run: Run, models: Sequence[str] | None = None, study: StudyResults |
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise ValueError(f"no model is called {', '.join(map(repr, unknown))}; there are {', '.join(MODELS)}")
+    if stability(run).verdict == "unstable":
+        return [Prediction(name, "averages", "s", refused="unstable") for name in names]
     where = study if study is not None else study_around(run)
-    grid = where.grid_of(run) if where is not None else None
-    facts = Facts(where, fit_step_time(grid) if grid is not None else None)
-    unstable = stability(run).verdict == "unstable"
-    found = []
-    for name in names:
-        for row in MODELS[name](run, facts):
-            averages = row.refused is None or row.refused == "too short"
-            found.append(replace(row, refused="unstable") if unstable and averages else row)
-    return found
+    facts = _facts(run, where) if where is not None else Facts(None, None)
+    return [row for name in names for row in MODELS[name](run, facts)]
+
+
+def _facts(run: Run, study: StudyResults) -> Facts:
+    grid, calibration = study.grid_of(run), study.calibration_of(run)
+    change = calibration.drift if calibration is not None else None
+    return Facts(fit_step_time(grid) if grid is not None else None, change.ratio if isinstance(change, Drift) else None)
 
 
 def study_around(run: Run) -> StudyResults | None:

@@ -7,12 +7,16 @@ the same engine options, its step times from any grid with the same execution fi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from analysis.capacity import Capacity, Drift, capacity, drift
 from analysis.runs import Run, find_runs, open_run
+
+T = TypeVar("T")
 
 # What makes the mix of requests on an engine that a capacity belongs to.
 MIX = ("model", "engine", "prompt", "output", "length_source", "natural", "prompts")
@@ -31,6 +35,21 @@ class Calibration:
     def runs(self) -> Iterator[Run]:
         """Those that exist."""
         return (run for run in (self.grid, self.before, self.after) if run is not None)
+
+    @cached_property
+    def capacity(self) -> Capacity | ValueError | None:
+        """Completions a second before the sweep; why there is none; None where it was not measured."""
+        return None if self.before is None else _or_reason(capacity, self.before)
+
+    @cached_property
+    def capacity_after(self) -> Capacity | ValueError | None:
+        """The same after the sweep."""
+        return None if self.after is None else _or_reason(capacity, self.after)
+
+    @cached_property
+    def drift(self) -> Drift | ValueError | None:
+        """How much slower the same requests were after the sweep than before it."""
+        return None if self.before is None or self.after is None else _or_reason(drift, self.before, self.after)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -88,6 +107,13 @@ def open_study(results: str | Path) -> StudyResults:
         for label, parts in saturated.items()
     )
     return StudyResults(root, str(measured[0].meta.get("study", root.name)), tuple(measured), calibrations)
+
+
+def _or_reason(statement: Callable[..., T], *runs: Run) -> T | ValueError:
+    try:
+        return statement(*runs)
+    except ValueError as reason:  # TooShort is one
+        return reason
 
 
 def mix_of(spec: dict[str, Any]) -> str:

@@ -1,0 +1,61 @@
+"""Number in system over time, from the engine's own gauge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.figures.style import DASHES, MUTED, SERIES, Drawn, axes, to_svg
+from analysis.littles_law import step_integral
+from analysis.runs import Run
+from analysis.summary import RunSummary
+
+POINTS = 240  # averages of equal stretches: what the eye can tell apart at this size
+MOST = 5
+
+
+def number_in_system(name: str, runs: Sequence[tuple[Run, RunSummary]]) -> Drawn | None:
+    """Inbox, waiting and running together, of at most ``MOST`` runs (the busiest); None without a gauge."""
+    recorded = [(run, summary) for run, summary in runs if run.recorded("gauge")]
+    if not recorded:
+        return None
+    recorded = sorted(recorded, key=lambda item: item[1].load.offered)[-MOST:]
+    seats = {summary.seats for _, summary in recorded}
+    with axes() as (figure, ax):
+        width = 0.0
+        for i, (run, summary) in enumerate(recorded):
+            end = float((run.meta.get("window") or {}).get("end_s") or run.window[1])
+            edges = np.linspace(0.0, end, POINTS + 1)
+            number = run.gauge[["inbox", "waiting", "running"]].to_numpy(dtype=float).sum(axis=1)
+            area = step_integral(run.gauge["t_s"].to_numpy(dtype=float), number, edges)
+            label = f"{summary.point}{', unstable' if summary.stability.verdict == 'unstable' else ''}"
+            ax.stairs(
+                np.diff(area) / np.diff(edges), edges, color=SERIES[i], linestyle=DASHES[i], label=label, linewidth=1.3
+            )
+            width = max(width, float(edges[1]))
+        if len(seats) == 1 and (number_of_seats := seats.pop()):
+            ax.axhline(number_of_seats, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
+            ax.annotate(
+                f"{number_of_seats} seat{'s' if number_of_seats > 1 else ''}",
+                (0.995, number_of_seats),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=8.5,
+                color=MUTED,
+            )
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(left=0)
+        ax.set_xlabel("time since the first arrival was due (s)")
+        ax.set_ylabel("requests in the engine")
+        ax.legend(loc="upper left")
+        svg = to_svg(figure, f"number-{name}", "number of requests in the engine over time")
+    windows = "; ".join(f"{s.point} {s.window[0]:g} to {s.window[1]:g} s" for _, s in recorded)
+    return Drawn(
+        f"number-{name}",
+        f"Number in system over time ({name})",
+        svg,
+        "A stable run keeps coming back down; under overload the line climbs for as long as the load lasts.",
+        f"Engine's gauge (inbox, waiting, running), averaged over {1e3 * width:.0f} ms or less. Measured: {windows}.",
+    )

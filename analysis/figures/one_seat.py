@@ -1,0 +1,111 @@
+"""One seat against theory: the tail of the wait beside M/G/1's, and each sojourn beside Lindley's."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.figures.style import MUTED, SERIES, Drawn, axes, to_svg
+from analysis.predictions.one_seat import Served, lindley_path, served
+from analysis.queues import MG1, UnstableQueueError
+from analysis.runs import Run
+from analysis.summary import RunSummary
+
+Array = NDArray[np.float64]
+
+DRAWS = 400
+POINTS = 60
+BAND = 0.99
+
+
+def one_seat_tail(name: str, run: Run, summary: RunSummary) -> Drawn | None:
+    """P(wait > t), measured and by M/G/1 with the measured service times; None where there is no steady state."""
+    seen = served(run)
+    lam = summary.load.planned if np.isfinite(summary.load.planned) else summary.load.offered
+    waits = seen.wait[seen.measured]
+    if waits.size < 10 or not summary.stable:
+        return None
+    try:
+        queue = MG1(lam, seen.service)
+    except UnstableQueueError:
+        return None
+    skip = int(np.count_nonzero(run.requests["phase"] == "warmup"))
+    t = np.linspace(0.0, 1.15 * float(waits.max()), POINTS)
+    low, high = tail_band(seen, lam, skip, waits.size, t)
+    floor = 1 / waits.size
+    with axes() as (figure, ax):
+        ax.fill_between(
+            1e3 * t,
+            np.maximum(low, floor / 3),
+            high,
+            color=SERIES[1],
+            alpha=0.16,
+            linewidth=0,
+            label="99 % of M/G/1 runs",
+        )
+        ax.plot(1e3 * t, queue.wait_tail(t), color=SERIES[1], label="M/G/1, steady state")
+        ordered = np.sort(waits)
+        above = 1 - np.arange(1, ordered.size + 1) / ordered.size
+        ax.step(
+            1e3 * np.concatenate([[0], ordered]),
+            np.concatenate([[1], above]),
+            where="post",
+            color=SERIES[0],
+            label="measured",
+        )
+        ax.set_yscale("log")
+        ax.set_ylim(floor / 1.5, 1.3)
+        ax.set_xlim(0, 1e3 * float(t[-1]))
+        ax.set_xlabel("wait t in the engine (ms)")
+        ax.set_ylabel("share that waits longer than t")
+        ax.legend(loc="lower left")
+        svg = to_svg(figure, f"tail-{name}", "tail of the wait, measured and M/G/1")
+    return Drawn(
+        f"tail-{name}",
+        f"One seat against M/G/1 ({name})",
+        svg,
+        "The measured steps should stay inside the band; how wide it is shows how little one run of this length can say.",
+        f"Engine's stamps, received to first scheduled; n = {waits.size} after {skip} of warm-up. Service times measured from "
+        f"the steps, ρ = {queue.rho:.2f}. Band: {BAND:.0%} of {DRAWS} simulated runs of this length, at each t.",
+    )
+
+
+def tail_band(seen: Served, lam: float, skip: int, n: int, t: Array, seed: int = 0) -> tuple[Array, Array]:
+    """Where P(wait > t) of an M/G/1 run of ``n`` customers after ``skip`` lies, at each t: two arrays like ``t``."""
+    rng = np.random.default_rng(seed)
+    wait = np.zeros(DRAWS)
+    above = np.zeros((t.size, DRAWS))
+    for customer in range(skip + n):
+        if customer >= skip:
+            above += wait[None, :] > t[:, None]
+        wait = np.maximum(0.0, wait + rng.choice(seen.service, DRAWS) - rng.exponential(1 / lam, DRAWS))
+    low, high = np.quantile(above / n, [(1 - BAND) / 2, (1 + BAND) / 2], axis=1)
+    return low, high
+
+
+def lindley_dots(name: str, run: Run) -> Drawn | None:
+    """Each request's sojourn against Lindley's recursion."""
+    seen = served(run)
+    if not seen.measured.any():
+        return None
+    path = lindley_path(seen.received, seen.service, seen.gap)[seen.measured]
+    true = seen.sojourn[seen.measured]
+    error = float(np.median(np.abs(path - true) / true))
+    with axes() as (figure, ax):
+        top = 1e3 * max(float(path.max()), float(true.max())) * 1.05
+        ax.plot([0, top], [0, top], color=MUTED, linewidth=1.0, label="equal")
+        ax.plot(1e3 * path, 1e3 * true, "o", ms=3, color=SERIES[0], alpha=0.7, linestyle="none", label="one request")
+        ax.set_xlim(0, top)
+        ax.set_ylim(0, top)
+        ax.set_xlabel("predicted sojourn (ms)")
+        ax.set_ylabel("measured sojourn (ms)")
+        ax.legend(loc="upper left")
+        svg = to_svg(figure, f"lindley-{name}", "each sojourn, measured against Lindley's recursion")
+    return Drawn(
+        f"lindley-{name}",
+        f"One seat, request by request ({name})",
+        svg,
+        "No chance is left here: given who came when and how long each took to serve, every dot belongs on the line.",
+        f"Engine's stamps, received to done, n = {true.size}; median error {error:.2%}. Service times are the steps a request "
+        "ran in and the mean gap after each.",
+    )
