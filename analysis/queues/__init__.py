@@ -2,12 +2,20 @@
 
 from analysis.queues.approximations import GG1, GGc
 from analysis.queues.base import OpenQueue, UnstableQueueError
+from analysis.queues.batch_arrival import BatchArrival
+from analysis.queues.batch_service import BatchService
+from analysis.queues.closed import ClosedNetwork, ClosedStation
 from analysis.queues.deterministic import MD1, MDc
 from analysis.queues.erlang import MM1, ErlangA, MMc, MMcK, erlang_b, erlang_c
+from analysis.queues.fluid import Fluid
+from analysis.queues.fork_join import ForkJoin
 from analysis.queues.gim1 import GIM1
 from analysis.queues.mg1 import MG1
+from analysis.queues.mmpp import MMPP1
+from analysis.queues.priority import Priority
 from analysis.queues.processor_sharing import PS, LimitedPS
-from analysis.queues.service import PhaseType, as_service
+from analysis.queues.service import PhaseType, Service, as_service
+from analysis.queues.size_based import SJF, SRPT
 from analysis.queues.state_dependent import StateDependent
 
 __all__ = [
@@ -16,8 +24,17 @@ __all__ = [
     "MD1",
     "MG1",
     "MM1",
+    "MMPP1",
     "PS",
+    "SJF",
+    "SRPT",
+    "BatchArrival",
+    "BatchService",
+    "ClosedNetwork",
+    "ClosedStation",
     "ErlangA",
+    "Fluid",
+    "ForkJoin",
     "GGc",
     "LimitedPS",
     "MDc",
@@ -25,6 +42,8 @@ __all__ = [
     "MMcK",
     "OpenQueue",
     "PhaseType",
+    "Priority",
+    "Service",
     "StateDependent",
     "UnstableQueueError",
     "as_service",

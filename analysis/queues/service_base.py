@@ -33,12 +33,17 @@ class Cells(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The distribution cut into ascending size classes: largest size, P, E[S; class] and E[S^2; class] of each."""
+    """The distribution cut into ascending size classes: largest size, P, E[S; class] and E[S^2; class] of each.
+
+    ``tail_integral`` is that of P(S > x) over the class; ``atoms`` says that a class is one value, the largest.
+    """
 
     upto: Floats
     mass: Floats
     first: Floats
     second: Floats
+    tail_integral: Floats
+    atoms: bool
 
 
 class Service(ABC):
@@ -102,7 +107,7 @@ class Service(ABC):
         """Laplace-Stieltjes transform E[exp(-s S)] at a real s >= 0."""
         return 1.0 if s == 0 else float(1.0 - s * self.tail_transform(np.array([s])).real[0])
 
-    def sizes(self, panels: int = 2000) -> Sizes:
+    def sizes(self, panels: int = 8000) -> Sizes:
         """The distribution cut into about ``panels`` size classes, geometric in size (atoms stay whole in data)."""
         far = self.mean
         while float(self.sf(far)) * far > 1e-13 * self.mean and far < 1e12 * self.mean:
@@ -120,7 +125,7 @@ class Service(ABC):
         mass[-1] += at[-1]
         first[-1] = self.mean - first[:-1].sum()
         second[-1] = self.second - second[:-1].sum()
-        return Sizes(edges[1:], mass, first, second)
+        return Sizes(edges[1:], mass, first, second, tail @ WEIGHTS, False)
 
     @property
     def light_tail_limit(self) -> float:
@@ -167,5 +172,5 @@ class Moments(Service):
     def sf(self, x: ArrayLike) -> Floats:
         raise NotImplementedError("moments do not determine the distribution: give phase-type, scipy or data instead")
 
-    def sizes(self, panels: int = 2000) -> Sizes:
+    def sizes(self, panels: int = 8000) -> Sizes:
         raise NotImplementedError("moments do not determine the distribution: give phase-type, scipy or data instead")

@@ -44,8 +44,9 @@ class Deterministic(Service):
         points = np.atleast_1d(np.asarray(s, dtype=np.complex128))
         return np.asarray(-np.expm1(-points * self.D) / points)
 
-    def sizes(self, panels: int = 2000) -> Sizes:
-        return Sizes(np.array([self.D]), np.ones(1), np.array([self.mean]), np.array([self.second]))
+    def sizes(self, panels: int = 8000) -> Sizes:
+        D = np.array([self.D])
+        return Sizes(D, np.ones(1), D, D**2, D, True)
 
     @property
     def light_tail_limit(self) -> float:
@@ -118,8 +119,9 @@ class Sample(Service):
         x = np.concatenate([np.add.reduceat((self._p * self._x)[:body], starts), (self._p * self._x)[body:]]) / p
         return x, p
 
-    def sizes(self, panels: int = 2000) -> Sizes:
-        return Sizes(self._x, self._p, self._p * self._x, self._p * self._x**2)
+    def sizes(self, panels: int = 8000) -> Sizes:
+        x, p = self._x, self._p
+        return Sizes(x, p, p * x, p * x**2, self._above[:-1] * np.diff(x, prepend=0.0), True)
 
     @property
     def light_tail_limit(self) -> float:
