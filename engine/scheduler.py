@@ -202,10 +202,11 @@ class Scheduler:
         return None
 
     def _give(self, seq: Sequence, num_tokens: int, batch: ScheduledBatch) -> int:
+        computed = seq.num_computed_tokens + num_tokens
         batch.seqs.append(seq)
         batch.num_tokens.append(num_tokens)
-        batch.needs_token.append(num_tokens == seq.num_uncomputed_tokens)
-        self.block_manager.record_computed(seq, seq.num_computed_tokens + num_tokens)
+        batch.needs_token.append(computed == len(seq.token_ids))
+        self.block_manager.record_computed(seq, computed)
         return num_tokens
 
     def _preempt_last(self, batch: ScheduledBatch) -> Sequence:

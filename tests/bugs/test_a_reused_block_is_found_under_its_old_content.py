@@ -16,7 +16,7 @@ class FourBitHash(int):
 def _serve(token_type: type[int], caching: bool) -> tuple[list[list[int]], int, int]:
     """Fill the cache, evict it by others, ask again; all reads are checked on the way."""
     core = make_shadow_core(8, 2, vocabulary=50, token_type=token_type, max_num_seqs=2, enable_prefix_caching=caching)
-    outputs = []
+    outputs: list[list[int]] = []
     for round_ in range(4):
         for first in (1, 17, 33, 1):  # equal in their last four bits
             prompt = [token_type(token) for token in (first, 2, 18, 4, 5, first + 16 * round_)]
