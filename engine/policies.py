@@ -45,7 +45,10 @@ class PrefillFirst(FCFS):
 
 
 class StaticBatch(FCFS):
-    """As FCFS, but nobody joins a batch that has begun: the next batch starts when the last request has ended."""
+    """As FCFS, but nobody joins a batch that has begun: the next batch starts when the last request has ended.
+
+    A batch is formed in one step, so its budget bounds it too: room for ``max_num_seqs`` prompts fills every seat.
+    """
 
     def may_admit(self, num_running: int, num_admitted: int) -> bool:
         return num_running == num_admitted
