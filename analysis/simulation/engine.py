@@ -284,10 +284,11 @@ class _Simulation:
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         seen_s = self._env.now + self._offered.transit_out_s
+        is_over = self._over.triggered  # as the message is sent: a client reads a message to its end
         for event in events:
             seq = event.seq
             record = self._open.get(seq.request.request_id)
-            if record is None or self._over.triggered:
+            if record is None or is_over:
                 if record is not None and seq.finish_reason is not None:
                     record.stats = RequestStats.of(seq)
                 continue

@@ -89,7 +89,7 @@ def test_resampled_noise_keeps_the_mean_time_of_a_step() -> None:
     model = fit_step_time(steps_table(shapes, durations))
     stream = model.noise.stream(np.random.default_rng(7))
     again = np.array([model(shape) * ratio + extra for shape in shapes for ratio, extra, _ in [stream.next()]])
-    # a stolen step adds 20 ms * Bernoulli(.02): standard error of the mean 20 ms * sqrt(.0196 / 4000), twice (fit and resample)
+    # a stolen step adds 20 ms * Bernoulli(.02): standard error 20 ms * sqrt(.0196 / 4000), in the fit and in the resample
     band = 2.58 * np.sqrt(2) * 0.02 * np.sqrt(0.0196 / 4000)
     assert again.mean() == pytest.approx(durations.mean(), abs=band)
 
