@@ -24,7 +24,8 @@ Kind = Literal["confidence", "prediction"]
 OBSERVATIONS_PER_CORRELATION_TIME = 100
 LEAST_CORRELATED = 1000  # observations below which a correlated series does not reveal how correlated it is
 CORRELATED = 2.0  # correlation times above this are not the noise of an uncorrelated series
-LEAST_CYCLES = 100
+LEAST_CYCLES = 1000  # a queue's cycles are so skewed that fewer give intervals that miss
+BOOTSTRAP_CORRELATION_TIMES = 300
 
 
 class TooShort(ValueError):
@@ -119,7 +120,8 @@ def batch_means(x: ArrayLike, confidence: float = 0.95) -> Estimate:
     times). In a queue the standard error grows with the square of the mean (heavy-traffic diffusion, Whitt, Management
     Science 35, 1989), so a run with short waits also claims more precision than it has; for a correlated series of
     non-negative values the interval is therefore taken on the scale of 1/mean, where the error does not depend on the
-    mean, and the wider side is given on both sides: h / (1 - h / mean).
+    mean, and the wider side is given on both sides: h / (1 - h / mean). Batches of a correlated series are still a little
+    correlated themselves; the factor 1 + batches * correlation time / n allows for that and vanishes with n.
 
     Raises ``TooShort`` below 100 correlation times (estimated), and below 1,000 observations when they are correlated.
     """
@@ -137,10 +139,9 @@ def batch_means(x: ArrayLike, confidence: float = 0.95) -> Estimate:
     means = series[n - size * batches :].reshape(batches, size).mean(axis=1)
     mean = float(series.mean())
     half = float(stats.t.ppf((1 + confidence) / 2, batches - 1) * means.std(ddof=1) / math.sqrt(batches))
-    if time > CORRELATED and float(series.min()) >= 0:
-        if half >= mean:
-            raise TooShort(f"the half-width ({half:.3g}) is as large as the mean ({mean:.3g})", n, 4 * n)
-        half = half / (1 - half / mean)
+    if time > CORRELATED:
+        half *= 1 + batches * time / n
+        half = _reciprocal(half, mean, n) if float(series.min()) >= 0 else half
     return Estimate(mean, half, n, n / time, confidence, f"batch means ({batches} batches)")
 
 
@@ -165,7 +166,8 @@ def regenerative(x: ArrayLike, starts: ArrayLike, confidence: float = 0.95) -> E
 
     ``starts`` holds the indices at which a cycle begins (an arrival that finds the system empty, say). Observations
     before the first start and after the last belong to no complete cycle and are left out; ``.n`` counts the rest.
-    Raises ``TooShort`` below 100 complete cycles: the ratio is biased and its interval too narrow with fewer.
+    The interval of non-negative values is widened as that of ``batch_means``. Raises ``TooShort`` below 1,000 complete
+    cycles: most are short, a few hold nearly all waits, and with fewer of those the interval misses.
     """
     series = _series(x)
     _check_confidence(confidence)
@@ -180,6 +182,7 @@ def regenerative(x: ArrayLike, starts: ArrayLike, confidence: float = 0.95) -> E
     mean = float(sums.sum() / lengths.sum())
     spread = float(np.std(sums - mean * lengths, ddof=1)) / (float(lengths.mean()) * math.sqrt(cycles))
     half = float(stats.t.ppf((1 + confidence) / 2, cycles - 1)) * spread
+    half = _reciprocal(half, mean, series.size) if float(series.min()) >= 0 else half
     return Estimate(mean, half, int(lengths.sum()), float(cycles), confidence, f"regenerative ({cycles} cycles)")
 
 
@@ -193,12 +196,12 @@ def stationary_bootstrap(
     """Stationary bootstrap (Politis and Romano 1994) of any statistic of a series (its mean by default), through ``arch``.
 
     The mean block length is Politis and White's, corrected by Patton (``arch.bootstrap.optimal_block_length``). The
-    basic interval's larger side is given on both sides. Raises ``TooShort`` below 100 correlation times.
+    basic interval's larger side is given on both sides. Raises ``TooShort`` below 300 correlation times.
     """
     series = _series(x)
     _check_confidence(confidence)
     time = correlation_time(series)
-    needed = math.ceil(OBSERVATIONS_PER_CORRELATION_TIME * time)
+    needed = math.ceil(BOOTSTRAP_CORRELATION_TIMES * time)
     if series.size < needed:
         raise TooShort(f"correlation time of {time:.3g} observations, for the bootstrap", series.size, needed)
     measure: Callable[[NDArray[np.float64]], float] = (lambda v: float(np.mean(v))) if statistic is None else statistic
@@ -254,6 +257,13 @@ def samples_for_quantile(
     z = float(stats.norm.ppf((1 + confidence) / 2))
     independent = q * (1 - q) * (z * sparsity / relative_half_width) ** 2
     return math.ceil(correlation * max(independent, 10 / min(q, 1 - q)))
+
+
+def _reciprocal(half: float, mean: float, n: int) -> float:
+    """The upper side of an interval taken on the scale of 1/mean and brought back."""
+    if half >= mean > 0:
+        raise TooShort(f"the half-width ({half:.3g}) is as large as the mean ({mean:.3g})", n, 4 * n)
+    return half / (1 - half / mean) if mean > 0 else half
 
 
 def _series(x: ArrayLike) -> NDArray[np.float64]:

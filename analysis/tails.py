@@ -61,8 +61,10 @@ def quantile_interval(
 
     ``x`` in the order in which it happened: exceedances of the quantile that come in clusters are worth fewer
     observations, and the ranks are those of a sample of ``effective_n`` = n / correlation time of the indicator
-    (x > quantile), unless that is given. A sample in sorted order has lost its order: it is taken as independent.
-    Raises ``TooFewSamples`` where effective n times min(q, 1 - q) is below 10.
+    (x > quantile), unless that is given. It is the larger of the times at the quantile and at one with three times as
+    many exceedances, since few exceedances often look less clustered than they are. A sample in sorted order has lost its
+    order: it is taken as independent. Raises ``TooFewSamples`` where effective n times min(q, 1 - q) is below 10 (a
+    correlation time within the noise of an independent series, 1 + 8 / sqrt(n), is no reason to refuse).
     """
     values = _values(x, nan)
     n = values.size
@@ -71,16 +73,20 @@ def quantile_interval(
     ordered = np.sort(values)
     value = float(ordered[rank(q, n) - 1])
     worth = float(n) if effective_n is None else float(effective_n)
+    noise = 1.0
     if effective_n is None and n >= 4 and not _monotone(values):
-        worth = n / correlation_time((values > value).astype(float))
+        inner = max(0.5, 1 - 3 * (1 - q)) if q >= 0.5 else min(0.5, 3 * q)
+        levels = (value, float(ordered[rank(inner, n) - 1]))
+        worth = n / max(correlation_time((values > level).astype(float)) for level in levels)
+        noise = min(n / worth, 1 + 8 / math.sqrt(n))
     if not 0 < worth <= n:
         raise ValueError(f"effective_n must lie in (0, {n}], found {worth}")
     # 1e-9: n (1 - q) of a round n and q must not fall below ten by a rounding error.
-    beyond = worth * min(q, 1 - q) + 1e-9
+    beyond = worth * noise * min(q, 1 - q) + 1e-9
     if beyond < LEAST_BEYOND:
-        needed = math.ceil(LEAST_BEYOND / min(q, 1 - q) * n / worth - 1e-9)
+        needed = max(n + 1, math.ceil(LEAST_BEYOND / min(q, 1 - q) * n / worth - 1e-9))
         side = "beyond" if q >= 0.5 else "below"
-        raise TooFewSamples(f"{beyond:.1f} effective observations {side} the {q:g} quantile", n, needed)
+        raise TooFewSamples(f"{worth * min(q, 1 - q):.1f} effective observations {side} the {q:g} quantile", n, needed)
     size = max(1, math.floor(worth))
     tail = (1 - confidence) / 2
     first = int(stats.binom.ppf(tail, size, q))
