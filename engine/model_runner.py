@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.backends import make_backend
@@ -69,13 +70,13 @@ class ModelRunner:
             )
 
     @torch.inference_mode()
-    def forward(self, step: ModelInput) -> Tensor:
-        """float32 logits [R, vocab] of ``step.logit_rows``, on the runner's device."""
+    def forward(self, step: ModelInput) -> NDArray[np.float32]:
+        """float32 logits [R, vocab] of ``step.logit_rows``."""
         if not self.attention.one_row_at_a_time:
-            return self._forward(step)
+            return self._forward(step).cpu().numpy()
         wanted = set(step.logit_rows.tolist())
         rows = [self._forward(one_row(step, row, row in wanted)) for row in range(len(step.token_ids))]
-        return torch.cat(rows)
+        return torch.cat(rows).cpu().numpy()
 
     def _forward(self, step: ModelInput) -> Tensor:
         def move(array: np.ndarray) -> Tensor:

@@ -6,7 +6,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.attention.backends import BACKENDS
 from engine.config import EngineConfig
@@ -30,8 +32,8 @@ class Runner(Protocol):
     num_kv_blocks: int
     max_model_len: int
 
-    def forward(self, step: ModelInput, /) -> Any:
-        """float32 logits [R, vocab], a torch tensor or a numpy array that is good until the next call."""
+    def forward(self, step: ModelInput, /) -> NDArray[np.float32]:
+        """float32 logits [R, vocab], good until the next call."""
         ...
 
 
@@ -54,7 +56,7 @@ class ModelExecutor:
         """One token id for every sequence that needs one, in batch order, and the seconds it took."""
         started = time.perf_counter()
         step = build_model_input(batch, self.block_size)
-        logits = torch.as_tensor(self.runner.forward(step))
+        logits = self.runner.forward(step)
         seqs = [seq for seq, needs in zip(batch.seqs, batch.needs_token, strict=True) if needs]
         tokens: list[int] = []
         if seqs:
