@@ -153,7 +153,7 @@ class MMPP2:
         return 2 * (self.log_likelihood - self.poisson_log_likelihood) > 3 * math.log(self.n)
 
 
-def fit_mmpp2(arrivals: ArrayLike, most: int = 20_000) -> MMPP2:
+def fit_mmpp2(arrivals: ArrayLike, most: int = 10_000) -> MMPP2:
     """Maximum likelihood of a two-state MMPP (Rydén, Comm. Stat. Stochastic Models 10, 1994) over the first ``most`` gaps.
 
     The start is the best of a few burst lengths and ratios of rates; the optimum is Nelder-Mead's, in logarithms.

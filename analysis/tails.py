@@ -135,8 +135,9 @@ def decay_rate(x: ArrayLike, theory: float | None = None, confidence: float = 0.
     """The rate theta in P(X > x) ~ C exp(-theta x), by maximum likelihood (1 / mean excess), and against theory.
 
     The asymptotic rate shows only far out. Verdict: "agrees" where both fits hold the theoretical rate; "pre-asymptotic"
-    where the nearer one misses it and the further one moves towards it; "differs" otherwise. Clusters are allowed for by
-    the correlation time of the exceedances. Raises ``TooFewSamples`` below ten effective exceedances further out.
+    where only the nearer one misses it, or the rate moves towards it by more than both half-widths; else "differs".
+    Clusters are allowed for by the correlation time of the exceedances. Raises ``TooFewSamples`` below ten effective
+    exceedances further out.
     """
     values = _values(x, "raise")
     near, far = (_exponential_tail(values, q, confidence) for q in (0.9, 0.97))
@@ -144,7 +145,7 @@ def decay_rate(x: ArrayLike, theory: float | None = None, confidence: float = 0.
         return DecayRate(near, far, "")
     if near.contains(theory) and far.contains(theory):
         verdict = "agrees"
-    elif not near.contains(theory) and abs(far.mean - theory) < abs(near.mean - theory):
+    elif not near.contains(theory) and (far.contains(theory) or _moves(near, far, theory)):
         verdict = "pre-asymptotic"
     else:
         verdict = "differs"
@@ -193,6 +194,11 @@ def serial(x: ArrayLike, legs: int, q: float, seed: int = 0, samples: int = 200_
     for _ in range(legs):
         total += values[rng.integers(0, values.size, samples)]
     return quantile(total, q)
+
+
+def _moves(near: Estimate, far: Estimate, theory: float) -> bool:
+    """Whether the further rate lies nearer to the theoretical one by more than the two half-widths together."""
+    return abs(near.mean - theory) - abs(far.mean - theory) > near.half_width + far.half_width
 
 
 def _exponential_tail(values: Array, q: float, confidence: float) -> Estimate:
