@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,10 @@ class _Loader:
 
     def typed(self, point: Point, sections: Mapping[str, Section]) -> dict[str, Any]:
         """The typed parts of one point."""
-        values = {name: self.with_paths(value) for name, value in point.sections.items()}
+        values = {
+            name: self.with_paths(value, partial(point.locate, sections, name))
+            for name, value in point.sections.items()
+        }
         load_of = None
         arrivals = values["arrivals"]
         if isinstance(arrivals, Mapping) and isinstance(arrivals.get("load"), Mapping):
@@ -266,16 +270,18 @@ class _Loader:
         parts["predicted_output"] = build("predicted_output", lambda value: validate(PredictionSpec, value), predicted)
         return parts
 
-    def with_paths(self, value: Any) -> Any:
-        """File names (under ``path`` and ``tokenizer``), taken from the study's folder."""
-        if isinstance(value, Mapping):
-            return {
-                key: str(self.file.path.parent / item)
-                if key in ("path", "tokenizer") and isinstance(item, str)
-                else self.with_paths(item)
-                for key, item in value.items()
-            }
-        return value
+    def with_paths(self, value: Any, locate: Callable[[KeyPath], KeyPath], path: KeyPath = ()) -> Any:
+        """File names (under ``path`` and ``tokenizer``) taken from the study's folder; each must be there."""
+        if not isinstance(value, Mapping):
+            return value
+        replaced = {key: self.with_paths(item, locate, (*path, key)) for key, item in value.items()}
+        for key in ("path", "tokenizer"):
+            if isinstance(value.get(key), str):
+                file = self.file.path.parent / value[key]
+                if not file.is_file():
+                    raise SpecError(locate((*path, key)), f"found {value[key]!r}; {file} is no file")
+                replaced[key] = str(file)
+        return replaced
 
     def check_compare(self, names: tuple[str, ...], where: KeyPath) -> None:
         for i, name in enumerate(names):

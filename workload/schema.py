@@ -142,7 +142,10 @@ def _spec_error(model: type[BaseModel], detail: Mapping[str, Any]) -> SpecError:
     if kind == "value_error":
         problem = str(detail["ctx"]["error"])
         return SpecError(path, problem if isinstance(detail.get("input"), Mapping) else f"found {found}; {problem}")
-    return SpecError(path, f"found {found}; {detail['msg'].replace('Input should be', 'allowed:')}")
+    allowed = detail["msg"].replace("Input should be", "allowed:")
+    for theirs, ours in (("a valid tuple", "a list"), ("a valid list", "a list"), ("a valid string", "text")):
+        allowed = allowed.replace(theirs, ours)
+    return SpecError(path, f"found {found}; {allowed}")
 
 
 def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:

@@ -211,6 +211,19 @@ BROKEN = [  # experiments, line below the head (0: in the head), words of the me
     (ONE.replace("rate: 5", "rate: [5, 5]"), 2, ["rate=5", "twice"]),
     (ONE + "    name: two\n", 4, ["duplicate key"]),
     (ONE + "    compare: [\n", 5, ["not valid YAML"]),
+    (
+        ONE.replace("process: poisson", "process: trace, path: none.csv"),
+        2,
+        ["arrivals.path", "'none.csv'", "is no file"],
+    ),
+    (
+        ONE + "    prompt: {dist: empirical, path: [no.csv], column: a}\n",
+        4,
+        ["prompt.path[0]", "'no.csv'", "is no file"],
+    ),
+    (ONE + "    compare: mg1\n", 4, ["compare", "'mg1'", "a list"]),
+    (ONE + "    engine:\n", 4, ["engine", "found nothing", "a mapping"]),
+    (ONE + "    3: 4\n", 4, ["found 3", "string"]),
     ("  - 3\n", 1, ["experiments[0]", "found 3", "mapping"]),
     ("  []\n", 0, ["found no experiment"]),
 ]
