@@ -1,7 +1,7 @@
 """Capacity λ*: completions a second while somebody always waits, and whether it drifted between two calibrations.
 
-Both come from saturated runs (a closed loop with at least two clients a seat). What was saturated is read from the gauge,
-not from the plan.
+Both come from saturated runs (a closed loop with at least two clients a seat). What was saturated is read from the engine's
+steps, not from the plan.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Drift:
 
 
 def capacity(run: Run, confidence: float = 0.95) -> Capacity:
-    """Completions a second in the longest stretch of the measured phase in which somebody always waited.
+    """Completions a second in the longest saturated stretch of the measured phase (see :func:`saturated`).
 
     The interval is from non-overlapping batch means over equal stretches of time (Law and Kelton 9.5.3), 5 to 20 of them,
     with at least 5 completions each. Neighbouring counts of a full engine are correlated negatively (what one leaves half
@@ -84,7 +84,7 @@ def capacity(run: Run, confidence: float = 0.95) -> Capacity:
 
     Raises:
         TooShort: fewer than 25 completions under backlog.
-        ValueError: the run has no gauge, or nobody ever waited.
+        ValueError: the run has no steps, or nobody ever waited.
     """
     start, end = saturated(run)
     done = _completions(run)
@@ -101,32 +101,34 @@ def capacity(run: Run, confidence: float = 0.95) -> Capacity:
 
 
 def saturated(run: Run) -> tuple[float, float]:
-    """The longest stretch of the measured phase with somebody in inbox or waiting line all the time: start and end, s.
+    """The longest stretch of the measured phase in which no step lost anything for want of requests: start and end, s.
+
+    A step is saturated where, once it was scheduled, somebody still waited or every seat was taken; the engine was not idle
+    before it. (A line that is empty for the moment until the answers' clients send again costs nothing while the seats
+    are full.)
 
     Raises:
-        ValueError: the run has no gauge, or nobody ever waited.
+        ValueError: the run has no steps, or nobody ever waited.
     """
-    if not run.recorded("gauge"):
-        raise ValueError("capacity needs the gauge (who waited when), which this run did not record")
+    if not run.recorded("steps"):
+        raise ValueError("capacity needs the engine's steps (who waited when), which this run did not record")
     low, high = run.window
-    last = run.meta.get("window", {}).get("end_s", math.inf)
-    high = min(high, float(last))
-    gauge = run.gauge
-    times = gauge["t_s"].to_numpy(dtype=float)
-    waits = (gauge["inbox"].to_numpy() + gauge["waiting"].to_numpy()) > 0
-    ends = np.append(times[1:], max(high, float(times[-1])) if len(times) else high)
-    # rows of one state in a row belong together
-    first = np.flatnonzero(np.diff(waits.astype(int), prepend=0) == 1)
-    last_of = np.flatnonzero(np.diff(waits.astype(int), append=0) == -1)
-    starts_s, ends_s = np.maximum(times[first], low), np.minimum(ends[last_of], high)
-    lengths = ends_s - starts_s
-    if not len(lengths) or lengths.max() <= 0:
+    high = min(high, float(run.meta.get("window", {}).get("end_s", math.inf)))
+    steps = run.steps[(run.steps["end_s"] > low) & (run.steps["start_s"] < high)]
+    waits = (steps["inbox"] + steps["waiting"]).to_numpy() > 0
+    seats = (run.meta.get("engine") or {}).get("max_num_seqs")
+    full = np.zeros(len(steps), dtype=bool) if seats is None else steps["running"].to_numpy() >= seats
+    if not waits.any():
         raise ValueError(
             "nobody waited in the measured phase: the run shows no capacity; drive it with a closed loop of at least two "
             "clients a seat"
         )
-    longest = int(np.argmax(lengths))
-    return float(starts_s[longest]), float(ends_s[longest])
+    busy = waits | full
+    begins = busy & (~np.append(False, busy[:-1]) | (steps["idle_s"].to_numpy() > 0))
+    stretch = np.cumsum(begins)[busy]
+    inside = steps[busy].groupby(stretch).agg({"start_s": "min", "end_s": "max"}).clip(low, high)
+    longest = inside.loc[(inside["end_s"] - inside["start_s"]).idxmax()]
+    return float(longest["start_s"]), float(longest["end_s"])
 
 
 def drift(before: Run, after: Run, confidence: float = 0.95) -> Drift:
