@@ -147,11 +147,18 @@ class EngineCore:
         self._wake.set()
 
     def step(self) -> list[TokenEvent]:
-        """One whole step in real time; with nothing to compute, only what aborts did."""
+        """One whole step in real time; with nothing to compute, only what aborts did.
+
+        Where the executor raises (or the user interrupts it), everybody waits again: a later step starts clean.
+        """
         aborted, batch = self.begin_step()
         if batch is None:
             return aborted
-        token_ids, _ = self.executor.execute(batch)
+        try:
+            token_ids, _ = self.executor.execute(batch)
+        except BaseException:
+            self._abandon_step()
+            raise
         return aborted + self.finish_step(batch, token_ids)
 
     def begin_step(self) -> tuple[list[TokenEvent], ScheduledBatch | None]:
@@ -205,6 +212,14 @@ class EngineCore:
         """End a live request between steps for a reason found outside the core (a stop string)."""
         with self._lock:
             self._take_out(seq, reason, self.clock())
+            self._read_gauge()
+
+    def _abandon_step(self) -> None:
+        with self._lock:
+            now = self.clock()
+            for seq in self.scheduler.abandon():
+                seq.wait_since_s = now
+            self._begun = None
             self._read_gauge()
 
     def _drain(self, now: float) -> int:

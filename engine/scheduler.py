@@ -144,6 +144,17 @@ class Scheduler:
                 self.block_manager.release(seq)
         return finished
 
+    def abandon(self) -> list[Sequence]:
+        """Undo a step that was scheduled and not computed: what it should have written is not in the cache.
+
+        All running sequences wait again and nothing cached is trusted. Returns those that were sent back.
+        """
+        sent_back, self.running = self.running, []
+        for seq in sent_back:
+            self._send_back(seq)
+        self.block_manager.clear_cache()
+        return sent_back
+
     def _rank(self, seq: Sequence) -> tuple[float, int]:
         return (self.policy.key(seq), seq.order)
 
@@ -214,13 +225,16 @@ class Scheduler:
         given = {id(seq) for seq in batch.seqs}
         index = max(i for i, seq in enumerate(self.running) if id(seq) not in given)
         victim = self.running.pop(index)
-        self.block_manager.release(victim)
-        victim.preemptions += 1
-        victim.wait_reason = WaitReason.KV
         self.preemptions += 1
         batch.preempted.append(victim)
-        self._enqueue(victim)
+        self._send_back(victim)
         return victim
+
+    def _send_back(self, seq: Sequence) -> None:
+        self.block_manager.release(seq)
+        seq.preemptions += 1
+        seq.wait_reason = WaitReason.KV
+        self._enqueue(seq)
 
     def _is_stale(self, entry: tuple[float, int, Sequence]) -> bool:
         """Whether a heap entry is of a sequence that was taken out while it waited."""
