@@ -1,4 +1,4 @@
-"""Latency against load: measured medians with intervals, the simulated curve, capacity; unstable runs marked, not averaged."""
+"""Latency against load: measured medians with intervals, simulated curve, capacity; unstable runs marked, not averaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hockey_stick(
         if curve is not None:
             low, high = 1e3 * curve.low[metric], 1e3 * curve.high[metric]
             ax.fill_between(
-                curve.load, low, high, color=SERIES[1], alpha=0.16, linewidth=0, label="simulated, fresh requests"
+                curve.load, low, high, color=SERIES[1], alpha=0.16, linewidth=0, label="simulated, other requests"
             )
             ax.plot(curve.load, 1e3 * curve.median[metric], color=SERIES[1], label="simulated, same requests")
         for i, summary in enumerate(stable):

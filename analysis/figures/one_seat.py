@@ -34,25 +34,11 @@ def one_seat_tail(name: str, run: Run, summary: RunSummary) -> Drawn | None:
     low, high = tail_band(seen, lam, skip, waits.size, t)
     floor = 1 / waits.size
     with axes() as (figure, ax):
-        ax.fill_between(
-            1e3 * t,
-            np.maximum(low, floor / 3),
-            high,
-            color=SERIES[1],
-            alpha=0.16,
-            linewidth=0,
-            label="99 % of M/G/1 runs",
-        )
+        band = np.maximum(low, floor / 3), high
+        ax.fill_between(1e3 * t, *band, color=SERIES[1], alpha=0.16, lw=0, label="99 % of M/G/1 runs")
         ax.plot(1e3 * t, queue.wait_tail(t), color=SERIES[1], label="M/G/1, steady state")
-        ordered = np.sort(waits)
-        above = 1 - np.arange(1, ordered.size + 1) / ordered.size
-        ax.step(
-            1e3 * np.concatenate([[0], ordered]),
-            np.concatenate([[1], above]),
-            where="post",
-            color=SERIES[0],
-            label="measured",
-        )
+        x, above = np.append(0.0, np.sort(waits)), 1 - np.arange(waits.size + 1) / waits.size
+        ax.step(1e3 * x, above, where="post", color=SERIES[0], label="measured")
         ax.set_yscale("log")
         ax.set_ylim(floor / 1.5, 1.3)
         ax.set_xlim(0, 1e3 * float(t[-1]))
@@ -65,8 +51,8 @@ def one_seat_tail(name: str, run: Run, summary: RunSummary) -> Drawn | None:
         f"One seat against M/G/1 ({name})",
         svg,
         "The measured steps should stay inside the band; how wide it is shows how little one run of this length can say.",
-        f"Engine's stamps, received to first scheduled; n = {waits.size} after {skip} of warm-up. Service times measured from "
-        f"the steps, ρ = {queue.rho:.2f}. Band: {BAND:.0%} of {DRAWS} simulated runs of this length, at each t.",
+        f"Engine's stamps, received to first scheduled; n = {waits.size} after {skip} of warm-up. Service times measured "
+        f"from the steps, ρ = {queue.rho:.2f}. Band: {BAND:.0%} of {DRAWS} simulated runs of this length, at each t.",
     )
 
 
@@ -106,6 +92,6 @@ def lindley_dots(name: str, run: Run) -> Drawn | None:
         f"One seat, request by request ({name})",
         svg,
         "No chance is left here: given who came when and how long each took to serve, every dot belongs on the line.",
-        f"Engine's stamps, received to done, n = {true.size}; median error {error:.2%}. Service times are the steps a request "
-        "ran in and the mean gap after each.",
+        f"Engine's stamps, received to done, n = {true.size}; median error {error:.2%}. Service times are the steps a "
+        "request ran in and the mean gap after each.",
     )

@@ -118,7 +118,7 @@ def mg1_waits(service: Array, lam: float, skip: int, n: int, draws: int, seed: i
 
 def lindley(run: Run) -> list[Prediction]:
     """The measured arrivals and service times through Lindley's recursion, request by request."""
-    quantity, unit = "sojourn of each request", "s"
+    quantity, unit = "each sojourn", "s"
     if refused := _not_one_seat(run):
         return [Prediction("lindley", quantity, unit, refused=refused)]
     seen = served(run)

@@ -1,0 +1,132 @@
+"""The printed summary: one aligned table, then what was concluded, line by line. Under 110 columns, times in ms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.capacity import Capacity, Drift
+from analysis.intervals import Estimate, TooShort
+from analysis.study import Calibration
+from analysis.summary import Latency, RunSummary
+from analysis.tables import aligned
+
+SHOWN = (("TTFT", "ttft", (0.5, 0.9, 0.99)), ("TPOT", "tpot", (0.5, 0.9)), ("E2E", "e2e", (0.5, 0.9, 0.99)))
+DASH = "-"
+
+
+def summary_text(
+    summaries: Sequence[RunSummary],
+    loads: Sequence[tuple[float, float]],
+    calibrations: Sequence[Calibration],
+    comparison: pd.DataFrame,
+) -> str:
+    """The whole printed summary. ``loads`` holds planned and realised load of each run (nan: capacity not known)."""
+    header = ["run", "n", "req/s", "load", "real"]
+    header += [f"{name} p{100 * q:g}" for name, _, quantiles in SHOWN for q in quantiles]
+    rows = []
+    for summary, (planned, realised) in zip(summaries, loads, strict=True):
+        row = [short_name(summary, summaries), str(summary.measured.arrived), f"{summary.load.offered:.2f}"]
+        row += [number(planned, 2), number(realised, 2)]
+        row += [milliseconds(getattr(summary, key), q) for _, key, quantiles in SHOWN for q in quantiles]
+        rows.append([*row, "UNSTABLE" if summary.stability.verdict == "unstable" else ""])
+    lines = ["latencies in ms, from the intended arrival; - : the count does not support it"]
+    lines += aligned([*header, ""], rows, left=(0, len(header)))
+    lines += ["", *(f"{short_name(summary, summaries)}: {verdict_line(summary)}" for summary in summaries)]
+    lines += ["", *(calibration_line(calibration) for calibration in calibrations)]
+    if not comparison.empty:
+        lines += ["", *comparison_lines(comparison)]
+    return "\n".join(lines)
+
+
+def short_name(summary: RunSummary, among: Sequence[RunSummary]) -> str:
+    """``experiment/point``, with the replication where there are several."""
+    several = any(s.replication != summary.replication for s in among if s.experiment == summary.experiment)
+    name = f"{summary.experiment}/{summary.point}"
+    return f"{name}/{summary.replication}" if several else name
+
+
+def milliseconds(latency: Latency, q: float) -> str:
+    """A percentile in ms, or a dash where the count does not support it."""
+    value = latency.shown(q)
+    return DASH if value is None else "never" if math.isinf(value) else f"{1e3 * value:.4g}"
+
+
+def number(value: float, decimals: int) -> str:
+    """A number, or a dash for nan."""
+    return DASH if math.isnan(value) else f"{value:.{decimals}f}"
+
+
+def verdict_line(summary: RunSummary) -> str:
+    """What was concluded about a run, in one line."""
+    closure = summary.little.closure
+    parts = [stability_words(summary)]
+    parts.append(f"Little's law {closure_words(summary)}")
+    parts.append(f"generator {lag_words(summary)}")
+    if summary.slo is not None:
+        parts.append(f"objective {summary.slo.verdict} ({summary.slo.share:.1%} of {summary.slo.wanted:.0%})")
+    if summary.status != "complete":
+        parts.insert(0, f"run {summary.status}")
+    return "; ".join(parts) if closure is not None else ""
+
+
+def stability_words(summary: RunSummary) -> str:
+    """The stability verdict, with the growth where it is unstable."""
+    state = summary.stability
+    if state.verdict == "unstable":
+        return f"UNSTABLE (backlog grew by {state.growth:.0f}, z = {state.z:.1f}), not averaged"
+    return state.verdict
+
+
+def closure_words(summary: RunSummary) -> str:
+    """The closure's verdict and remainder."""
+    verdict = summary.little.verdict
+    share = summary.little.closure.remainder_share
+    return f"closed (remainder {100 * share:+.3f} %)" if verdict == "closed" else verdict
+
+
+def lag_words(summary: RunSummary) -> str:
+    """Whether the generator kept up."""
+    verdict = str(summary.lag.get("verdict", "unknown")).split(":")[0]
+    p99 = summary.lag.get("p99_s")
+    return verdict if p99 is None else f"{verdict} (p99 lag {1e3 * float(p99):.2f} ms)"
+
+
+def interval_words(estimate: Estimate | TooShort | None, scale: float = 1.0) -> str:
+    """A mean with its interval, or why there is none."""
+    if isinstance(estimate, Estimate):
+        return f"{scale * estimate.mean:.4g} ± {scale * estimate.half_width:.2g}"
+    return "not averaged" if estimate is None else "too short"
+
+
+def calibration_line(calibration: Calibration) -> str:
+    """Capacity before and after, and whether the machine drifted."""
+    before, after, drift = calibration.capacity, calibration.capacity_after, calibration.drift
+    if not isinstance(before, Capacity):
+        return f"capacity of {calibration.label}: {before if before is not None else 'not measured'}"
+    words = f"capacity of {calibration.label}: {capacity_words(before)}"
+    if isinstance(after, Capacity):
+        words += f"; after the sweep {after.rate:.2f}"
+    if isinstance(drift, Drift):
+        words += f": {drift.verdict} (the same requests took {drift.ratio:+.1%} time)"
+    return words
+
+
+def capacity_words(capacity: Capacity) -> str:
+    """A capacity with its interval."""
+    return f"{capacity.rate:.2f} req/s ({capacity.confidence:.0%} confidence {capacity.low:.2f} to {capacity.high:.2f})"
+
+
+def comparison_lines(comparison: pd.DataFrame) -> list[str]:
+    """Models against measurement, shortened to the terminal's width."""
+    header = ["run", "model", "quantity", "measured", "predicted", "error", "verdict"]
+    rows = []
+    for row in comparison.to_dict("records"):
+        error = DASH if math.isnan(row["error"]) else f"{100 * row['error']:+.1f} %"
+        verdict = str(row["verdict"])
+        shortened = verdict if len(verdict) <= 34 else verdict[:31].rstrip() + "..."
+        cells = [row["run"].removesuffix("/0"), row["model"], row["quantity"]]
+        rows.append([*cells, number(1e3 * row["measured"], 1), number(1e3 * row["prediction"], 1), error, shortened])
+    return aligned(header, rows, left=(0, 1, 2, 6))
