@@ -22,7 +22,8 @@ class PlanRow:
         seconds: warm-up and measurement of one run; ``None`` where it is counted in requests at an unknown rate.
         requests: measured requests of one run expected; ``None`` where unknown.
         half_width: half-width of the 95 % interval of the mean time in system, relative to it, if the system were M/M/1
-            at this load (a yardstick; replications pooled). ``None`` where load or requests are unknown, or the load is 1 or more.
+            at this load (a yardstick; replications pooled). ``None`` where load or requests are unknown, or the load is
+            1 or more.
     """
 
     experiment: str
@@ -53,7 +54,7 @@ def mm1_half_width(load: float, requests: float) -> float:
     """Relative half-width of a 95 % interval for the mean number (or time) in system of M/M/1 over ``requests`` arrivals.
 
     From the asymptotic variance 2 rho (1 + rho) / (1 - rho)^4 of the number in system (in mean service times; Whitt 1989,
-    "Planning queueing simulations", Management Science 35, table 1).
+    "Planning queueing simulations", Management Science 35).
     """
     return NORMAL_975 * math.sqrt(2 * (1 + load) / ((1 - load) ** 2 * requests))
 
@@ -100,3 +101,38 @@ def _seconds(run: RunSpec, rate: float | None) -> float | None:
                 return None
             total += span.requests / rate
     return total
+
+
+def plan_text(study: Study, capacity: Callable[[RunSpec], float] | None = None) -> str:
+    """The plan as a table of plain text, what is unknown left as a dash."""
+    rows = describe(study, capacity)
+    head = ("experiment", "point", "runs", "arrivals", "req/s", "load", "seconds", "requests", "half-width if M/M/1")
+    table = [head] + [
+        (
+            row.experiment,
+            row.point,
+            str(row.runs),
+            row.process,
+            _number(row.rate),
+            _number(row.load),
+            _number(row.seconds),
+            _number(row.requests),
+            "-" if row.half_width is None else f"±{100 * row.half_width:.0f} %",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+    runs = sum(row.runs for row in rows)
+    known = [row.seconds for row in rows if row.seconds is not None]
+    total = f"{sum(row.runs * (row.seconds or 0) for row in rows):.0f} s" + (
+        " and more" if len(known) < len(rows) else ""
+    )
+    lines.append(
+        f"{len(rows)} points, {runs} runs, warm-up and measurement {total} (calibration and cooldown come on top)"
+    )
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from workload.arrivals import arrival_times
-from workload.describe import describe, mm1_half_width
+from workload.describe import describe, mm1_half_width, plan_text
 from workload.experiment import Study, StudyError, load_study
 from workload.plan import plan_requests
 
@@ -326,3 +326,12 @@ def test_the_expected_half_width_covers_95_percent_of_simulated_mm1_runs() -> No
     half = mm1_half_width(load, n) * 2.0  # the mean time in system is 1 / (1 - load) = 2
     inside = (np.abs(means - 2.0) <= half).sum()
     assert 0.90 <= inside / runs <= 0.99
+
+
+def test_the_plan_text_has_one_line_a_point_and_the_total(study) -> None:  # type: ignore[no-untyped-def]
+    text = ONE.replace("rate: 5", "rate: [5, 10]") + "    replications: 4\n"
+    more = "  - {name: loop, arrivals: {process: closed, clients: 4}, measure: {requests: 30}}\n"
+    lines = plan_text(study(text), capacity=lambda run: 20.0).splitlines()
+    assert lines[1].split() == ["one", "rate=5", "4", "poisson", "5", "0.25", "25", "100", "±21", "%"]
+    assert lines[-1].startswith("2 points, 8 runs, warm-up and measurement 160 s (")
+    assert "160 s and more" in plan_text(study(text + more))
