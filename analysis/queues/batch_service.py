@@ -164,13 +164,18 @@ class BatchService(OpenQueue):
         time = self._time(batch)
         if self.cap is None:
             return self.lam * float(law @ np.maximum(time - t, 0.0)) / self.mean_batch
-        # After `left + k` others: (left + k) // cap full batches follow the one in service, k counted up to the arrival.
-        kept = law > 1e-16
-        left = (np.arange(1, law.size + 1) - batch)[kept]
-        k = np.arange(float(int(time.max() * self.lam + 12.0 * math.sqrt(time.max() * self.lam) + 40)))
-        full = np.floor((left[:, None] + k) / self.cap) * (self.alpha * self.cap + self.tau0)
-        until = np.clip(time[kept][:, None] - t + full, 0.0, time[kept][:, None])
-        return float(law[kept] @ gammainc(k + 1.0, self.lam * until).sum(axis=1)) / self.mean_batch
+        # An arrival with `left + k` before it, k counted from the service's start, waits for the rest of that service
+        # and for (left + k) // cap full batches; the k-th arrival comes before u with probability gammainc(k + 1, lam u).
+        full = self.alpha * self.cap + self.tau0
+        k = np.arange(int(full * self.lam + 12.0 * math.sqrt(full * self.lam) + 40))
+        small = min(self.cap - 1, law.size)  # batches below the cap leave nobody behind
+        until = np.clip(time[:small, None] - t + k // self.cap * full, 0.0, time[:small, None])
+        total = float(law[:small] @ gammainc(k + 1.0, self.lam * until).sum(axis=1))
+        left = np.arange(law.size - small)
+        batches = np.arange((left.size + k.size) // self.cap + 1)
+        table = gammainc(k + 1.0, self.lam * np.clip(full - t + batches * full, 0.0, full)[:, None])
+        total += float(law[small:] @ table[(left[:, None] + k) // self.cap, k].sum(axis=1))
+        return total / self.mean_batch
 
     def _sojourn_tail(self, t: float) -> float:
         if self.cap is not None:

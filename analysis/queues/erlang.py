@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -363,11 +364,31 @@ class ErlangA(OpenQueue):
 
     def _sojourn_tail(self, t: float) -> float:
         # exp(-mu t) + (mu - theta) * integral of G(x) exp(-theta x - mu (t - x)), G the offered wait's tail (by parts).
-        edges = np.linspace(0.0, t, 7)
-        x = (edges[:-1, None] + np.diff(edges)[:, None] * NODES[None, :]).ravel()
-        w = (np.diff(edges)[:, None] * WEIGHTS[None, :]).ravel()
-        inside = np.array([self.offered_wait_tail(y) for y in x.tolist()]) * np.exp(-self.theta * x - self.mu * (t - x))
-        return math.exp(-self.mu * t) + (self.mu - self.theta) * float(w @ inside)
+        edges, sums = self._overlap
+        i = int(np.searchsorted(edges, t, side="right")) - 1
+        since = sums[i] * math.exp(-self.mu * (t - edges[i]))
+        if i < edges.size - 1:
+            since += self._overlap_panel(float(edges[i]), t)
+        return math.exp(-self.mu * t) + (self.mu - self.theta) * since
+
+    def _overlap_panel(self, a: float, b: float) -> float:
+        """Integral of G(x) exp(-theta x - mu (b - x)) over [a, b], the wait's tail against the service after it."""
+        x = a + (b - a) * NODES
+        inside = np.array([self._wait_tail(y) for y in x.tolist()]) * np.exp(-self.mu * (b - x))
+        return (b - a) * float(WEIGHTS @ inside)
+
+    @cached_property
+    def _overlap(self) -> tuple[Floats, Floats]:
+        """Panel edges, graded from one departure to where nobody waits any more, and the integral from 0 to each."""
+        step = 0.5 / (self.c * self.mu)
+        end = step
+        while self._wait_tail(end) > 1e-17:
+            end *= 2.0
+        edges = np.concatenate([[0.0], np.geomspace(step, 2.0 * end, 8 + 4 * max(round(math.log2(end / step)), 0))])
+        sums = [0.0]
+        for a, b in itertools.pairwise(edges.tolist()):
+            sums.append(sums[-1] * math.exp(-self.mu * (b - a)) + self._overlap_panel(a, b))
+        return edges, np.array(sums)
 
 
 def _terms(s: float, x: float) -> tuple[Floats, float]:

@@ -18,6 +18,8 @@ from analysis.queues.phase_type import MatrixExponential, PhaseType
 from analysis.queues.service import Deterministic, Moments, Sample, Service, as_service
 from analysis.queues.service_base import Complexes
 
+_FLOOR = 1e-11
+
 
 @dataclass(frozen=True, eq=False)
 class MG1(OpenQueue):
@@ -30,8 +32,8 @@ class MG1(OpenQueue):
     Wq = lam E[S^2] / (2 (1 - rho)); var Wq = lam E[S^3] / (3 (1 - rho)) + Wq^2 (Pollaczek-Khinchine; Kleinrock I, 1975,
     section 5.7). Waits: with phase-type service a matrix exponential (partial fractions); with constant service ``MD1``;
     otherwise two independent inversions, a lattice solution of the renewal equation and Euler's summation of the
-    transform, which must agree (to 1e-5; data: 1e-4) or an
-    ``ArithmeticError`` says so. Moments alone give means only.
+    transform, which must agree (to 1e-4 of the value; for data to 1e-4) or an ``ArithmeticError`` says so; they resolve
+    tails down to 1e-11. Moments alone give means only.
 
     Fails when arrivals are burstier than Poisson (``MMPP1``), when successive service times are correlated, or when
     requests share the server (``PS``).
@@ -94,7 +96,7 @@ class MG1(OpenQueue):
         if isinstance(service, PhaseType):
             return _phase_type_tails(self.lam, service)
         # Euler's summation rings at atoms, of which data consists.
-        numeric = Inverted(self.lam, service, tolerance=1e-4 if isinstance(service, Sample) else 1e-5)
+        numeric = Inverted(self.lam, service, tolerance=1e-4 if isinstance(service, Sample) else 3e-7)
         return numeric.wait, numeric.sojourn
 
     def _wait_tail(self, t: float) -> float:
@@ -102,6 +104,21 @@ class MG1(OpenQueue):
 
     def _sojourn_tail(self, t: float) -> float:
         return self._tails[1](t)
+
+    def wait_quantile(self, q: float) -> float:
+        self._resolved(q)
+        return super().wait_quantile(q)
+
+    def sojourn_quantile(self, q: float) -> float:
+        self._resolved(q)
+        return super().sojourn_quantile(q)
+
+    def _resolved(self, q: float) -> None:
+        if q < 1 and 1.0 - q < _FLOOR and not isinstance(self._service, (Moments, Deterministic, PhaseType)):
+            raise NotImplementedError(
+                f"numerical inversion resolves tails down to {_FLOOR:g}, not {1.0 - q:.3g}: use phase-type service, or the "
+                "decay rate"
+            )
 
     @cached_property
     def decay_rate(self) -> float:
@@ -136,14 +153,15 @@ class Inverted:
     """Wait and sojourn tails of M/G/1 by lattice, each stretch checked against Euler's inversion of the transform.
 
     Args:
-        tolerance: largest difference allowed between the two, beside what the lattice's own two step sizes differ by.
+        tolerance: difference allowed between the two, beside 1e-4 of the value and what the lattice's own two step
+            sizes differ by.
     """
 
-    def __init__(self, lam: float, service: Service, tolerance: float = 1e-5) -> None:
+    def __init__(self, lam: float, service: Service, tolerance: float = 3e-7) -> None:
         self._lam, self._service, self._tolerance = lam, service, tolerance
         self._built: dict[float, Stretch] = {}
         mean_sojourn = MG1(lam, service).W
-        first = max(16.0 * service.mean, 5.0 * mean_sojourn)
+        first = max(16.0 * service.mean, 8.0 * mean_sojourn)
         self.wait = Stretches(lambda end: self._stretch(end).wait, first)
         self.sojourn = Stretches(lambda end: self._stretch(end).sojourn, first)
 
@@ -158,11 +176,12 @@ class Inverted:
 
     def _check(self, stretch: Stretch) -> None:
         n = stretch.wait.size - 1
-        allowed = self._tolerance + 4.0 * stretch.error
         for part in (0.37, 0.83):
             at = round(part * n)
             t = stretch.end * at / n
             other = euler(self.transform, t)
+            # Relative in the tail, down to what Euler's summation resolves.
+            allowed = self._tolerance + 1e-4 * stretch.wait[at] + stretch.change[at]
             if abs(other - stretch.wait[at]) > allowed:
                 raise ArithmeticError(
                     f"two inversions of the M/G/1 wait disagree at t = {t:.6g} s: lattice {float(stretch.wait[at]):.9g}, "

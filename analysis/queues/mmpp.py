@@ -71,6 +71,11 @@ class MMPP1(OpenQueue):
         object.__setattr__(self, "service", service)
         require_stable("MMPP/PH/1", self.rho, f"lower the rates below a mean of {1.0 / service.mean:.6g}")
 
+    @classmethod
+    def two_state(cls, rates: tuple[float, float], leave: tuple[float, float], service: Any) -> MMPP1:
+        """Two states with these arrival rates and rates of leaving them (1/s), as a fit of a trace gives them."""
+        return cls(rates, [[-leave[0], leave[0]], [leave[1], -leave[1]]], service)
+
     @property
     def _service(self) -> PhaseType:
         service: PhaseType = self.service

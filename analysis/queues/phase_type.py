@@ -21,7 +21,11 @@ from analysis.queues.service_base import Complexes, Floats, Service
 
 
 class MatrixExponential:
-    """t -> v exp(B t) w, by partial fractions where B is safely diagonalisable, by scipy's ``expm`` otherwise."""
+    """t -> v exp(B t) w for a sub-generator B, by partial fractions where B is safely diagonalisable.
+
+    Otherwise by uniformisation (a Poisson mixture of powers of I + B/rate: positive terms, nothing cancels), and for
+    very long times by scipy's ``expm``.
+    """
 
     def __init__(self, v: Floats, B: Floats, w: Floats) -> None:
         self._v, self._B, self._w = v, B, w
@@ -31,38 +35,38 @@ class MatrixExponential:
         if np.linalg.cond(vectors) < 1e4:
             self._values = np.asarray(values, dtype=np.complex128)
             self._weights = (v @ vectors) * np.linalg.solve(vectors, w.astype(np.complex128))
+        self._rate = float(np.abs(np.diag(B)).max())
+        self._power, self._powers = w, np.array([float(v @ w)])
 
     def __call__(self, t: float) -> float:
-        if self._values is not None:
-            return float((self._weights @ np.exp(self._values * t)).real)
-        return float(self._v @ expm(self._B * t) @ self._w)
+        return float(self.many(np.array([t]))[0])
 
     def many(self, t: Floats) -> Floats:
         """The same for an array of times."""
         if self._values is not None:
             return np.asarray((np.exp(np.multiply.outer(t, self._values)) @ self._weights).real)
         flat = t.ravel()
-        if flat.size < 16:
-            return np.array([self(x) for x in flat.tolist()]).reshape(t.shape)
-        return np.concatenate([self._uniformised(part) for part in np.array_split(flat, flat.size // 256 + 1)]).reshape(
-            t.shape
-        )
+        parts = [self._uniformised(part) for part in np.array_split(flat, flat.size // 256 + 1)]
+        return np.concatenate(parts).reshape(t.shape)
 
     def _uniformised(self, t: Floats) -> Floats:
-        """exp(B t) as a Poisson mixture of powers of I + B/rate: one matrix product for many times."""
-        rate = float(np.abs(np.diag(self._B)).max())
-        mean = rate * t
-        top = float(mean.max())
-        if top > 2000.0:
-            return np.array([self(x) for x in t.tolist()])
-        step = np.eye(self._B.shape[0]) + self._B / rate
-        coefficients, x = [], self._w
-        for _ in range(int(top + 10.0 * math.sqrt(top) + 40)):
-            coefficients.append(float(self._v @ x))
-            x = step @ x
-        k = np.arange(float(len(coefficients)))
-        weights = np.exp(xlogy(k, mean[:, None]) - mean[:, None] - gammaln(k + 1))
-        return np.asarray(weights @ np.array(coefficients))
+        mean = self._rate * t
+        top = float(mean.max(initial=0.0))
+        if top > 5000.0:
+            return np.array([float(self._v @ expm(self._B * x) @ self._w) for x in t.tolist()])
+        powers = self._up_to(int(top + 10.0 * math.sqrt(top) + 40))
+        k = np.arange(float(powers.size))
+        return np.asarray(np.exp(xlogy(k, mean[:, None]) - mean[:, None] - gammaln(k + 1)) @ powers)
+
+    def _up_to(self, count: int) -> Floats:
+        """v (I + B/rate)^k w for k < count, kept from call to call."""
+        if self._powers.size < count:
+            step, more = np.eye(self._B.shape[0]) + self._B / self._rate, []
+            for _ in range(max(count, 2 * self._powers.size) - self._powers.size):
+                self._power = np.asarray(step @ self._power)
+                more.append(float(self._v @ self._power))
+            self._powers = np.concatenate([self._powers, more])
+        return self._powers[:count]
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,6 +79,10 @@ def _from_mapping(service: Mapping[str, Any]) -> Service:
 
 
 def _from_frozen(frozen: Any) -> Service:
+    if not hasattr(frozen.dist, "pdf"):
+        raise ValueError(
+            f"service = {frozen.dist.name}, a discrete distribution: give a list of times, each as often as it occurs"
+        )
     plain = "loc" not in frozen.kwds and len(frozen.args) <= (0 if frozen.dist.name == "expon" else 1)
     if plain and frozen.dist.name == "expon":
         return exponential(float(frozen.mean()))

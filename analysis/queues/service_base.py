@@ -83,15 +83,17 @@ class Service(ABC):
         return np.empty(0)
 
     def cells(self, h: float, n: int) -> Cells:
-        """Integrals of the tail over n cells of width h (Gauss-Legendre; graded in the first cell)."""
-        x = (np.arange(1, n)[:, None] + FEW_NODES[None, :]) * h
-        tail = self.sf(x.ravel()).reshape(n - 1, -1)
-        # x = h u^4 in the first cell: tails like 1 - c x^k with k < 1 are smooth in u.
-        u = NODES**4
-        first = self.sf(u * h) * 4.0 * NODES**3 * WEIGHTS
-        whole = np.concatenate([[first.sum()], tail @ FEW_WEIGHTS]) * h
-        sloped = np.concatenate([[first @ u], tail @ (FEW_WEIGHTS * FEW_NODES)]) * h
-        return Cells(whole, sloped)
+        """Integrals of the tail over n cells of width h (Gauss-Legendre; cells are cut where the tail bends)."""
+        body = np.concatenate([np.linspace(0.0, 4.0, 100), np.geomspace(1e-8, 100.0, 140)]) * self.mean
+        cuts = np.concatenate([body, self.breaks])
+        edges = np.unique(np.concatenate([np.arange(n + 1) * h, cuts[cuts < n * h]]))
+        width = np.diff(edges)
+        cell = np.minimum((0.5 * (edges[1:] + edges[:-1]) / h).astype(np.int64), n - 1)
+        x = edges[:-1, None] + width[:, None] * FEW_NODES[None, :]
+        tail = self.sf(x.ravel()).reshape(x.shape)
+        whole = np.bincount(cell, weights=tail @ FEW_WEIGHTS * width, minlength=n)
+        sloped = np.bincount(cell, weights=(tail * (x / h - cell[:, None])) @ FEW_WEIGHTS * width, minlength=n)
+        return Cells(whole.astype(np.float64), sloped.astype(np.float64))
 
     def tail_transform(self, s: ArrayLike) -> Complexes:
         """Integral of exp(-s x) P(S > x) dx for s with one common real part > 0 (composite Gauss-Legendre)."""

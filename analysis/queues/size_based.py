@@ -58,8 +58,8 @@ class SJF(_BySize):
 
     Wq(x) = lam E[S^2] / (2 (1 - rho(x-)) (1 - rho(x))), rho(x) the load of requests no longer than x (Phipps, Operations
     Research 4 (1956) 76-85): Cobham's formula with a class for every size. Integrated over thousands
-    of size classes (to about 1e-6); exact for data and constant times. Needs the whole service distribution. Fails when sizes are
-    guessed: outputs of unknown length are not SJF.
+    of size classes (to about 1e-6); exact for data and constant times. Needs the whole service distribution. Fails when
+    sizes are guessed: outputs of unknown length are not SJF.
 
     >>> from scipy import stats
     >>> round(SJF(0.8, stats.expon()).Wq, 4)                  # first come first served: 4.0

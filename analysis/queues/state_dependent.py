@@ -145,19 +145,20 @@ class StateDependent(OpenQueue):
     def _wait_tail(self, t: float) -> float:
         if self.seats is None:
             return 0.0
-        states = range(self.seats, self._probabilities.size)
-        rates = {self._rate(n) for n in states}
+        rate, more = self._queue
+        j = np.arange(more.size)
+        return float(np.exp(xlogy(j, rate * t) - rate * t - gammaln(j + 1)) @ more)
+
+    @cached_property
+    def _queue(self) -> tuple[float, Floats]:
+        """Completion rate with all seats taken, and P(an arrival must wait for more than j completions)."""
+        seats = self._probabilities.size if self.seats is None else self.seats
+        rates = {self._rate(n) for n in range(seats, self._probabilities.size)}
         if len(rates) > 1:
             raise NotImplementedError(
-                "the wait has a known law only if the completion rate is constant once seats are full"
+                "the wait has a known law only if the completion rate is constant once the seats are full"
             )
-        ahead = self._found[self.seats :]
-        if not rates or ahead.size == 0:
-            return 0.0
-        x = rates.pop() * t
-        more = np.cumsum(ahead[::-1])[::-1]
-        j = np.arange(more.size)
-        return float(np.exp(xlogy(j, x) - x - gammaln(j + 1)) @ more)
+        return (rates.pop() if rates else 0.0), np.cumsum(self._found[seats:][::-1])[::-1]
 
     @cached_property
     def _sharing(self) -> tuple[Floats, Floats]:
