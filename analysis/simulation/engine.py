@@ -294,6 +294,7 @@ class _Simulation:
                 continue
             if event.token_id is not None:
                 record.token_s.append(seen_s)
+                self._loop.on_tokens(record.request_id, (event.token_id,))
             if seq.finish_reason is not None:
                 record.finish_reason = seq.finish_reason
                 record.stats = RequestStats.of(seq)

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.runs import Run
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
-from workload.loops import ClosedLoop, Loop, Offer
+from workload.loops import ClosedLoop, IgnoresTokens, Loop, Offer
 from workload.phases import Phases
 from workload.plan import RequestPlan
 
@@ -45,7 +45,7 @@ class Offered:
     transit_out_s: float = 0.0
 
 
-class ReplayLoop:
+class ReplayLoop(IgnoresTokens):
     """Sends each request at its own moment, whatever becomes of the others.
 
     Args:
@@ -196,7 +196,7 @@ def _prompts(run: Run, rows: pd.DataFrame) -> dict[str, list[int]]:
     return {name: unshared.take(length) for name, length in zip(rows["request_id"], lengths, strict=True)}
 
 
-def _think_times(rows: pd.DataFrame) -> Callable[[], float] | None:
+def _think_times(rows: pd.DataFrame) -> Callable[[int], float] | None:
     """The pauses from the end of a client's request to its next, in order of those ends, for ever; None without any."""
     ordered = rows.sort_values(["session_id", "intended_s"], kind="stable")
     ends = ordered.groupby("session_id")["finished_s"].shift()
@@ -204,4 +204,4 @@ def _think_times(rows: pd.DataFrame) -> Callable[[], float] | None:
     if not np.any(pauses > 1e-9):
         return None
     endless = cycle(np.maximum(pauses, 0.0).tolist())
-    return lambda: next(endless)
+    return lambda client: next(endless)

@@ -177,14 +177,17 @@ def chooser(routing: Routing, stations: Sequence[Station], rng: np.random.Genera
     if routing == "power_of_two":
 
         def emptier_of_two() -> Station:
-            first, second = rng.choice(n, size=2, replace=False)
+            first = int(rng.integers(n))
+            second = (first + 1 + int(rng.integers(n - 1))) % n
             return min(stations[first], stations[second], key=present)
 
         return emptier_of_two
 
     def emptiest() -> Station:
-        least = min(map(present, stations))
-        return stations[int(rng.choice([i for i, station in enumerate(stations) if present(station) == least]))]
+        counts = [present(station) for station in stations]
+        least = min(counts)
+        ties = [station for station, number in zip(stations, counts, strict=True) if number == least]
+        return ties[0] if len(ties) == 1 else ties[int(rng.integers(len(ties)))]
 
     return emptiest
 
