@@ -183,6 +183,7 @@ class Driver:
             if not record.token_s:
                 self._recent_ttft.append(now_s - record.intended_s)
             record.token_s += [now_s] * len(event.token_ids)
+            self._loop.on_tokens(event.request_id, event.token_ids)
         if event.finish_reason is None:
             return
         record.finish_reason = event.finish_reason

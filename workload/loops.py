@@ -39,9 +39,20 @@ class Loop(Protocol):
         """The request that is due next."""
         ...
 
+    def on_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """New output tokens of a request, in order."""
+        ...
+
     def on_end(self, request_id: str, now_s: float) -> None:
         """A request is over (finished, refused or failed)."""
         ...
+
+
+class IgnoresTokens:
+    """What most loops do with an answer."""
+
+    def on_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """The answer changes nothing."""
 
 
 class RequestList:
@@ -90,7 +101,7 @@ class RequestList:
         return Request(f"{self._prefix}{index}", self._prompts[at].tolist(), params, predicted_output_tokens=predicted)
 
 
-class OpenLoop:
+class OpenLoop(IgnoresTokens):
     """Sends request i at ``times[i]``, whatever becomes of the others."""
 
     def __init__(self, times: NDArray[np.float64], requests: RequestList) -> None:
@@ -116,14 +127,14 @@ class OpenLoop:
         """An open loop does not care."""
 
 
-class ClosedLoop:
+class ClosedLoop(IgnoresTokens):
     """``clients`` clients: each sends, waits for the end of its request, thinks, and sends again.
 
     The intended moment is the end of the client's previous request plus its think time; starts are spread over
     ``stagger_s``.
 
     Args:
-        think: gives the next think time in seconds; ``None`` is no thinking.
+        think: gives the next think time of a client, in seconds; ``None`` is no thinking.
     """
 
     def __init__(
@@ -131,7 +142,7 @@ class ClosedLoop:
         clients: int,
         requests: RequestList,
         *,
-        think: Callable[[], float] | None = None,
+        think: Callable[[int], float] | None = None,
         stagger_s: float = 0.0,
     ) -> None:
         if clients < 1:
@@ -158,10 +169,10 @@ class ClosedLoop:
 
     def on_end(self, request_id: str, now_s: float) -> None:
         client = self._owner.pop(request_id)
-        heapq.heappush(self._due, (now_s + (self._think() if self._think else 0.0), client))
+        heapq.heappush(self._due, (now_s + (self._think(client) if self._think else 0.0), client))
 
 
-class BatchLoop:
+class BatchLoop(IgnoresTokens):
     """Batches one after the other, each sent at once when the one before has ended: a designed experiment on step times."""
 
     def __init__(self, batches: Sequence[Sequence[Request]]) -> None:

@@ -13,10 +13,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from engine.config import EngineConfig
 from engine.process import EngineProcessDied
+from workload.describe import plan_text
 from workload.experiment import RunSpec, Study, load_study
 from workload.lock import MeasurementLock
 from workload.reporting import Reporter, make_reporter
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = load_study(options.study, seed=options.seed)
         runs = _selected(study, options.only)
         if options.dry_run:
-            print(_plan(study, runs))
+            print(plan_text(replace(study, runs=tuple(runs))))
             return DONE
         results = _prepare_results(options.out / study.name, resume=options.resume)
     except (ValueError, OSError) as error:
@@ -53,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(study: Study, runs: Sequence[RunSpec], results: Path, reporter: Reporter, *, resume: bool) -> int:
     from analysis.capacity import capacity
-
     from analysis.runs import open_run
 
     cores = Cores.split()
@@ -113,23 +113,6 @@ def _prepare_results(results: Path, *, resume: bool) -> Path:
     results.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=results):  # fails here, before anything is measured, where nothing can be written
         return results
-
-
-def _plan(study: Study, runs: Sequence[RunSpec]) -> str:
-    """What ``--dry-run`` prints."""
-    lines = [f"{study.path}: {len(runs)} runs of {study.model}"]
-    for run in runs:
-        spans = f"warmup {_span(run.warmup)}, measure {_span(run.measure)}"
-        load = getattr(run.arrivals, "load", None)
-        rate = f"load {load:g}" if load is not None else f"{run.arrivals.mean_rate:g} req/s"
-        seats = run.engine.get("max_num_seqs", EngineConfig.max_num_seqs)
-        lines.append(f"  {run.run_dir}: {run.arrivals.process} at {rate}, {spans}, seats {seats}")
-    return "\n".join(lines)
-
-
-def _span(span: object) -> str:
-    seconds, requests = getattr(span, "seconds", None), getattr(span, "requests", None)
-    return f"{seconds:g} s" if seconds is not None else f"{requests} requests"
 
 
 @contextmanager

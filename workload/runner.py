@@ -9,28 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from engine.config import EngineConfig
-from workload.calibrate import saturated_loop, step_grid, warm_up_requests
+from workload.calibrate import DECODE_STEPS, saturated_loop, step_grid, warm_up_requests
 from workload.experiment import RunSpec, Study
-from workload.loops import Loop, OpenLoop, RequestList
 from workload.measure import measure
+from workload.offering import LIST_LENGTH, Offering, offer, prompts_matter, request_list, vocabulary_of
 from workload.phases import Phases
-from workload.plan import plan_requests, run_lengths
-from workload.prompts import TokenSource, draw_prompts
+from workload.plan import run_lengths
 from workload.reporting import Reporter
 from workload.targets.base import Target
 
 SATURATED_WARMUP_S = 2.0
 SATURATED_MEASURE_S = 12.0
 GRID_EXPECTED_S = 10.0
-SATURATED_REQUESTS = 2_000  # the list begins anew after so many
 WARM_UP_PROMPTS = (8, 64, 8)
 
 
@@ -177,12 +173,13 @@ class _Session:
         self._target = target
         self._config = config
         self._reporter = reporter
-        self._info = target.info
+        self._vocabulary = vocabulary_of(target.info)
+        self._max_model_len = int(target.info["max_model_len"])
 
     def warm_up(self) -> None:
         """Untimed: let the engine touch its pages and shapes. Nothing is recorded."""
         self._target.start_run(None, self._target.now())
-        loop = warm_up_requests(self._source(0), WARM_UP_PROMPTS)
+        loop = warm_up_requests(self._vocabulary.source(0), WARM_UP_PROMPTS)
         while not loop.exhausted:
             while loop.next_due() < float("inf"):
                 self._target.submit(loop.take().request)
@@ -193,25 +190,24 @@ class _Session:
         self._target.finish_run()
 
     def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
-        prompt_tokens, _ = run_lengths(mix, SATURATED_REQUESTS)
+        prompt_tokens, _ = run_lengths(mix, LIST_LENGTH)
         loop = step_grid(
             prompt_tokens,
             max_num_seqs=self._config.max_num_seqs,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
-            max_prompt=int(self._info["max_model_len"]) - 16,
-            source=self._source(mix.seeds.prompts),
+            max_prompt=self._max_model_len - DECODE_STEPS,
+            source=self._vocabulary.source(mix.seeds.prompts),
         )
-        self._run(loop, Phases(0.0, float("inf")), path, about, 0.0, GRID_EXPECTED_S)
+        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, 0.0, GRID_EXPECTED_S)
 
     def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
-        loop = saturated_loop(self._requests(mix, *run_lengths(mix, SATURATED_REQUESTS)), self._config.max_num_seqs)
+        requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
+        loop = saturated_loop(requests, self._config.max_num_seqs)
         end_s = SATURATED_WARMUP_S + SATURATED_MEASURE_S
-        self._run(loop, Phases(SATURATED_WARMUP_S, end_s), path, about, 0.0, end_s)
+        self._run(Offering(loop, Phases(SATURATED_WARMUP_S, end_s)), path, about, 0.0, end_s)
 
     def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
-        plan = plan_requests(run, rate)
-        requests = self._requests(run, plan.prompt_tokens, plan.output_tokens, plan.predicted_output_tokens)
-        phases = Phases(plan.measure_start_s, plan.measure_end_s)
+        offering = offer(run, rate, self._vocabulary, self._max_model_len)
         about = {
             "kind": "measurement",
             "study": run.study,
@@ -221,45 +217,38 @@ class _Session:
             "rate": rate if rate is not None else run.arrivals.mean_rate,
             "spec": run.to_dict(),
             "seeds": run.seeds.to_dict(),
+            "notes": list(offering.notes),
         }
-        loop = OpenLoop(plan.intended_s, requests)
-        self._run(loop, phases, path, about, run.cooldown.seconds, plan.measure_end_s)
+        for note in offering.notes:
+            self._reporter.say(f"{run.run_dir}: {note}")
+        expected_s = offering.phases.measure_end_s
+        self._run(offering, path, about, run.cooldown.seconds, expected_s, record_prompts=prompts_matter(run))
 
     def _run(
-        self, loop: Loop, phases: Phases, path: Path, about: dict[str, Any], cooldown_s: float, expected_s: float
+        self,
+        offering: Offering,
+        path: Path,
+        about: dict[str, Any],
+        cooldown_s: float,
+        expected_s: float,
+        *,
+        record_prompts: bool = False,
     ) -> None:
         self._reporter.begin(f"{about['experiment']} {about['point']} {about['replication']}", expected_s)
         try:
             measure(
                 self._target,
-                loop,
-                phases,
+                offering.loop,
+                offering.phases,
                 path,
                 about=about,
                 cooldown_s=cooldown_s,
+                record_prompts=record_prompts,
                 on_progress=self._reporter.progress,
             )
         finally:
             self._reporter.end()
 
-    def _requests(self, run: RunSpec, prompt_tokens: Any, output_tokens: Any, predicted: Any = None) -> RequestList:
-        prompts = draw_prompts(
-            run.prompts, prompt_tokens, self._info["vocab_size"], run.seeds.prompts, self._info["special_token_ids"]
-        )
-        return RequestList(
-            prompts, output_tokens, natural=run.natural, seed=run.seeds.engine % 2**31, predicted=predicted
-        )
-
-    def _source(self, seed: int) -> TokenSource:
-        return TokenSource(self._info["vocab_size"], self._info["special_token_ids"], seed)
-
 
 def _options(options: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items()) or "default options"
-
-
-def expected_seconds(runs: Sequence[RunSpec]) -> Iterator[float]:
-    """How long each run lasts from its first arrival to the end of its measured phase, where that is known (else nan)."""
-    for run in runs:
-        spans = (run.warmup.seconds, run.measure.seconds)
-        yield sum(span for span in spans if span is not None) if None not in spans else float(np.nan)

@@ -128,9 +128,9 @@ def test_a_closed_loop_is_equal_step_by_step_too(tmp_path: Path) -> None:
     requests, phases = request_list(60, seed=3), Phases(0.5, 2.0)
     think = iter(np.random.default_rng(5).exponential(0.02, size=1000).tolist())
     again = iter(np.random.default_rng(5).exponential(0.02, size=1000).tolist())
-    loop = ClosedLoop(12, requests, think=lambda: next(think), stagger_s=0.1)
+    loop = ClosedLoop(12, requests, think=lambda client: next(think), stagger_s=0.1)
     expected = driven(loop, config(), tmp_path, phases, gap_s=0.0)
-    loop = ClosedLoop(12, requests, think=lambda: next(again), stagger_s=0.1)
+    loop = ClosedLoop(12, requests, think=lambda client: next(again), stagger_s=0.1)
     simulated = simulate_engine(loop, STEP, config(), phases=phases, cooldown_limit_s=1.0)
     assert_equal_runs(simulated, expected)
 

@@ -168,7 +168,7 @@ def test_a_refusal_is_a_row_with_its_reason_and_no_latency(tmp_path: Path) -> No
 
 def test_a_closed_loop_keeps_its_clients_and_intends_the_moment_after_thinking(tmp_path: Path) -> None:
     think_s = 0.05
-    loop = ClosedLoop(3, request_list([4] * 500), think=lambda: think_s)
+    loop = ClosedLoop(3, request_list([4] * 500), think=lambda client: think_s)
     _, rows = drive(inline_target(max_num_seqs=8), loop, tmp_path, Phases(0.0, 5.0), cooldown_limit_s=0.0)
     for _, client in rows.groupby("session_id"):
         client = client.sort_values("intended_s")
