@@ -103,8 +103,8 @@ def test_blocks_without_content_go_first_then_the_longest_free_from_its_tail() -
     old = _computed(manager, "aabbc")  # two full blocks and a part
     new = _computed(manager, "ddee")
     tables = (list(old.block_table), list(new.block_table))
-    manager.release(old)
     manager.release(new)
+    manager.release(old)
     order = []
     for letter in "1234567":
         seq = _sequence(letter)
@@ -112,7 +112,7 @@ def test_blocks_without_content_go_first_then_the_longest_free_from_its_tail() -
         order += seq.block_table
     never_used = set(range(7)) - set(tables[0]) - set(tables[1])
     assert set(order[:3]) == never_used | {tables[0][2]}
-    assert order[3:] == [tables[0][1], tables[0][0], tables[1][1], tables[1][0]]
+    assert order[3:] == [tables[1][1], tables[1][0], tables[0][1], tables[0][0]]
     assert manager.evictions == 4
 
 
