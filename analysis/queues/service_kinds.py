@@ -40,6 +40,10 @@ class Deterministic(Service):
     def sf(self, x: ArrayLike) -> Floats:
         return np.where(np.asarray(x) < self.D, 1.0, 0.0)
 
+    @property
+    def breaks(self) -> Floats:
+        return np.array([self.D])
+
     def tail_transform(self, s: ArrayLike) -> Complexes:
         points = np.atleast_1d(np.asarray(s, dtype=np.complex128))
         return np.asarray(-np.expm1(-points * self.D) / points)
