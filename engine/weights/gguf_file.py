@@ -8,7 +8,6 @@ the frequency factors of Llama 3, stored as a tensor instead of four numbers.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from engine.models.config import ModelConfig
-from engine.weights.fetch import cache_folder, say, sha256_of
+from engine.weights.fetch import cache_folder, say, scratch_folder, sha256_of
 from engine.weights.hf_config import MODEL_TYPES, config_from_hf, config_to_hf
 from engine.weights.names import check_tensors
 
@@ -61,8 +60,8 @@ def prepare_gguf(locate: Callable[[], Path], key: str) -> Path:
             return target
         path = locate()
         say(f"{path.name}: dequantizing once into {target}")
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".prepare-") as scratch:
-            folder = Path(scratch) / "folder"
+        with scratch_folder(target.parent, f".{target.name}-") as scratch:
+            folder = scratch / "folder"
             folder.mkdir()
             write_folder(path, folder)
             folder.rename(target)

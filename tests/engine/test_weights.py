@@ -22,7 +22,7 @@ from engine.layers.rotary_embedding import inverse_frequencies
 from engine.models.config import ModelConfig
 from engine.weights.checkpoint import load_checkpoint, load_folder
 from engine.weights.fetch import CACHE_VARIABLE, Preset, fetch_preset
-from engine.weights.gguf_file import prepare_gguf
+from engine.weights.gguf_file import FORMAT, prepare_gguf
 from engine.weights.hf_config import config_from_hf, config_to_hf
 from engine.weights.names import tensor_shapes
 from engine.weights.presets import model_folder, read_model_config, resolve_tokenizer
@@ -288,6 +288,16 @@ def test_two_at_once_prepare_a_file_only_once(cache: Path, tmp_path: Path) -> No
     assert len(read) == 1
     assert len(folders) == 4
     assert len(set(folders)) == 1
+
+
+def test_what_a_killed_preparation_left_is_removed_by_the_next(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, GGUF_CONFIG, weights_of(GGUF_CONFIG))
+    left = cache / "prepared" / f".tiny-v{FORMAT}-killed" / "folder"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    folder = prepare_gguf(lambda: path, "tiny")
+    assert [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] == [folder.name]
 
 
 # -- folders, names, random weights ------------------------------------------------------------------------------------
