@@ -24,8 +24,8 @@ from workload.plan import COOLDOWN, MEASURE, WARMUP, RequestPlan
 Array = NDArray[np.float64]
 
 RENEWAL = ("poisson", "constant", "gamma", "weibull")  # gaps may be drawn anew
-BETWEEN = (0.15, 0.45, 0.7, 0.9)  # loads that a curve shows beside the measured ones
-FRESH = 5  # fresh sequences for the band
+BETWEEN = (0.15, 0.45, 0.9)  # loads that a curve shows beside the measured ones
+FRESH = 4  # fresh sequences for the band
 METRICS = ("ttft", "e2e")
 
 
@@ -85,8 +85,7 @@ def simulated_curve(runs: Sequence[Run], model: StepTimeModel, capacity: float, 
     start, end = longest.window
     loads = sorted({rate / capacity for rate in rates} | {load for load in BETWEEN if load < 0.99})
     sequence = _sequence(longest)
-    most = round(1.5 * max(loads) * capacity * (end + 10.0)) + 50
-    own = sequence.extended(most, rng)
+    own = sequence.extended(_enough(loads[-1] * capacity, end), rng)
     found: dict[str, dict[str, list[float]]] = {
         kind: {metric: [] for metric in METRICS} for kind in ("median", "mean", "low", "high")
     }
@@ -95,7 +94,8 @@ def simulated_curve(runs: Sequence[Run], model: StepTimeModel, capacity: float, 
         rate = load * capacity
         measured = _simulate(own, rate, longest, model, seed)
         realised.append(measured["ttft"].size / (end - start) / capacity)
-        others = [_simulate(sequence.resampled(most, rng), rate, longest, model, seed + 1 + k) for k in range(FRESH)]
+        fresh = [sequence.resampled(_enough(rate, end), rng) for _ in range(FRESH)]
+        others = [_simulate(other, rate, longest, model, seed + 1 + k) for k, other in enumerate(fresh)]
         for metric in METRICS:
             medians = [float(np.median(other[metric])) for other in others]
             found["median"][metric].append(float(np.median(measured[metric])))
@@ -106,6 +106,12 @@ def simulated_curve(runs: Sequence[Run], model: StepTimeModel, capacity: float, 
     order = np.argsort(realised, kind="stable")
     sorted_arrays = {kind: {name: values[order] for name, values in by.items()} for kind, by in arrays.items()}
     return Curve(np.array(realised)[order], fresh=FRESH, **sorted_arrays)
+
+
+def _enough(rate: float, end: float) -> int:
+    """Requests for a window that ends at ``end`` (s), and for a cooldown behind it, whatever chance does to the count."""
+    expected = rate * (end + 10.0)
+    return round(expected + 5.0 * expected**0.5) + 30
 
 
 def _sequence(run: Run) -> _Sequence:

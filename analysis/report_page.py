@@ -121,7 +121,9 @@ def _arrival_sentence(facts: StudyFacts) -> str:
     kinds = sorted(
         {str(((run.meta.get("spec") or {}).get("arrivals") or {}).get("process", "unknown")) for run in facts.runs}
     )
-    sentence = f"Arrivals: {', '.join(kinds)}, drawn before each run from its own seeded stream and never delayed by the engine."
+    sentence = (
+        f"Arrivals: {', '.join(kinds)}, drawn before each run from its own seeded stream, never delayed by the engine."
+    )
     if any(sum(s.experiment == summary.experiment for s in facts.summaries) > 1 for summary in facts.summaries):
         sentence += " The runs of a sweep share one sequence of arrivals, scaled, and one list of lengths."
     return sentence
@@ -130,7 +132,8 @@ def _arrival_sentence(facts: StudyFacts) -> str:
 def verdicts(facts: StudyFacts) -> list[Verdict]:
     """The study's verdicts, what went wrong first."""
     summaries = facts.summaries
-    found = [*_status(facts), _stability(summaries), _closure(summaries), _sampling(summaries), _lag(summaries)]
+    found: list[Verdict | None] = [*_status(facts)]
+    found += [_stability(summaries), _closure(summaries), _sampling(summaries), _lag(summaries)]
     found += [_drift(calibration.label, calibration.drift) for calibration in facts.study.calibrations]
     found += [_objective(summaries), *_models(facts.comparison)]
     order = {BAD: 0, OPEN: 1, GOOD: 2}

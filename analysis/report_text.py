@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -15,6 +16,7 @@ from analysis.tables import aligned
 
 SHOWN = (("TTFT", "ttft", (0.5, 0.9, 0.99)), ("TPOT", "tpot", (0.5, 0.9)), ("E2E", "e2e", (0.5, 0.9, 0.99)))
 DASH = "-"
+WIDTH = 108
 
 
 def summary_text(
@@ -24,21 +26,44 @@ def summary_text(
     comparison: pd.DataFrame,
 ) -> str:
     """The whole printed summary. ``loads`` holds planned and realised load of each run (nan: capacity not known)."""
-    header = ["run", "n", "req/s", "load", "real"]
-    header += [f"{name} p{100 * q:g}" for name, _, quantiles in SHOWN for q in quantiles]
+    header = ["run", "n", "req/s", "load"]
+    header += [f"p{100 * q:g}" for _, _, quantiles in SHOWN for q in quantiles]
     rows = []
-    for summary, (planned, realised) in zip(summaries, loads, strict=True):
+    for summary, (_, realised) in zip(summaries, loads, strict=True):
         row = [short_name(summary, summaries), str(summary.measured.arrived), f"{summary.load.offered:.2f}"]
-        row += [number(planned, 2), number(realised, 2)]
+        row += [number(realised, 2)]
         row += [milliseconds(getattr(summary, key), q) for _, key, quantiles in SHOWN for q in quantiles]
-        rows.append([*row, "UNSTABLE" if summary.stability.verdict == "unstable" else ""])
-    lines = ["latencies in ms, from the intended arrival; - : the count does not support it"]
-    lines += aligned([*header, ""], rows, left=(0, len(header)))
-    lines += ["", *(f"{short_name(summary, summaries)}: {verdict_line(summary)}" for summary in summaries)]
-    lines += ["", *(calibration_line(calibration) for calibration in calibrations)]
+        rows.append(row)
+    table = aligned(header, rows)
+    lines = [_groups(table[1], len(header)), *table]
+    lines.append(
+        "ms from the intended arrival; load: realised arrivals / capacity; -: too few effective observations beyond"
+    )
+    lines += ["", *_wrapped(f"{short_name(s, summaries)}: {verdict_line(s)}" for s in summaries)]
+    lines += ["", *_wrapped(calibration_line(calibration) for calibration in calibrations)]
     if not comparison.empty:
         lines += ["", *comparison_lines(comparison)]
     return "\n".join(lines)
+
+
+def _groups(rule: str, columns: int) -> str:
+    """A line that names the groups of percentile columns, over the table whose rule is given."""
+    ends, at = [], 0
+    for dashes in rule.split("  "):
+        at += len(dashes)
+        ends.append(at)
+        at += 2
+    line = ""
+    column = columns - sum(len(quantiles) for _, _, quantiles in SHOWN)
+    for name, _, quantiles in SHOWN:
+        first, column = column, column + len(quantiles)
+        start, stop = ends[first - 1] + 2, ends[column - 1]
+        line = line.ljust(start) + f" {name} (ms) ".center(stop - start, "-")
+    return line
+
+
+def _wrapped(lines: Iterable[str]) -> list[str]:
+    return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="    ")]
 
 
 def short_name(summary: RunSummary, among: Sequence[RunSummary]) -> str:
@@ -61,7 +86,6 @@ def number(value: float, decimals: int) -> str:
 
 def verdict_line(summary: RunSummary) -> str:
     """What was concluded about a run, in one line."""
-    closure = summary.little.closure
     parts = [stability_words(summary)]
     parts.append(f"Little's law {closure_words(summary)}")
     parts.append(f"generator {lag_words(summary)}")
@@ -69,7 +93,7 @@ def verdict_line(summary: RunSummary) -> str:
         parts.append(f"objective {summary.slo.verdict} ({summary.slo.share:.1%} of {summary.slo.wanted:.0%})")
     if summary.status != "complete":
         parts.insert(0, f"run {summary.status}")
-    return "; ".join(parts) if closure is not None else ""
+    return "; ".join(parts)
 
 
 def stability_words(summary: RunSummary) -> str:
@@ -125,8 +149,7 @@ def comparison_lines(comparison: pd.DataFrame) -> list[str]:
     rows = []
     for row in comparison.to_dict("records"):
         error = DASH if math.isnan(row["error"]) else f"{100 * row['error']:+.1f} %"
-        verdict = str(row["verdict"])
-        shortened = verdict if len(verdict) <= 34 else verdict[:31].rstrip() + "..."
+        verdict = str(row["verdict"]).split(":")[0]
         cells = [row["run"].removesuffix("/0"), row["model"], row["quantity"]]
-        rows.append([*cells, number(1e3 * row["measured"], 1), number(1e3 * row["prediction"], 1), error, shortened])
+        rows.append([*cells, number(1e3 * row["measured"], 1), number(1e3 * row["prediction"], 1), error, verdict])
     return aligned(header, rows, left=(0, 1, 2, 6))

@@ -15,7 +15,7 @@ POINTS = 240  # averages of equal stretches: what the eye can tell apart at this
 MOST = 5
 
 
-def number_in_system(name: str, runs: Sequence[tuple[Run, RunSummary]]) -> Drawn | None:
+def number_in_system(name: str, title: str, runs: Sequence[tuple[Run, RunSummary]]) -> Drawn | None:
     """Inbox, waiting and running together, of at most ``MOST`` runs (the busiest); None without a gauge."""
     recorded = [(run, summary) for run, summary in runs if run.recorded("gauge")]
     if not recorded:
@@ -30,14 +30,16 @@ def number_in_system(name: str, runs: Sequence[tuple[Run, RunSummary]]) -> Drawn
             number = run.gauge[["inbox", "waiting", "running"]].to_numpy(dtype=float).sum(axis=1)
             area = step_integral(run.gauge["t_s"].to_numpy(dtype=float), number, edges)
             label = f"{summary.point}{', unstable' if summary.stability.verdict == 'unstable' else ''}"
+            # The last stretch is left out: what is aborted at the end did not leave by itself.
+            level = (np.diff(area) / np.diff(edges))[:-1]
             ax.stairs(
-                np.diff(area) / np.diff(edges), edges, color=SERIES[i], linestyle=DASHES[i], label=label, linewidth=1.3
+                level, edges[:-1], color=SERIES[i], linestyle=DASHES[i], label=label, linewidth=1.3, baseline=None
             )
             width = max(width, float(edges[1]))
-        if len(seats) == 1 and (number_of_seats := seats.pop()):
+        if len(seats) == 1 and (number_of_seats := seats.pop() or 1) > 1:
             ax.axhline(number_of_seats, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
             ax.annotate(
-                f"{number_of_seats} seat{'s' if number_of_seats > 1 else ''}",
+                f"{number_of_seats} seats",
                 (0.995, number_of_seats),
                 xycoords=("axes fraction", "data"),
                 ha="right",
@@ -54,7 +56,7 @@ def number_in_system(name: str, runs: Sequence[tuple[Run, RunSummary]]) -> Drawn
     windows = "; ".join(f"{s.point} {s.window[0]:g} to {s.window[1]:g} s" for _, s in recorded)
     return Drawn(
         f"number-{name}",
-        f"Number in system over time ({name})",
+        f"Number in system over time ({title})",
         svg,
         "A stable run keeps coming back down; under overload the line climbs for as long as the load lasts.",
         f"Engine's gauge (inbox, waiting, running), averaged over {1e3 * width:.0f} ms or less. Measured: {windows}.",

@@ -33,9 +33,9 @@ def study_figures(study: StudyResults, runs: Sequence[Run], summaries: Sequence[
             drawn += [one_seat_tail(name, run, summary), lindley_dots(name, run)]
     drawn += [by_percentile(pairs, metric) for metric in ("ttft", "e2e")]
     singles = [pair for pair in pairs if not any(pair in group for group in _sweeps(study, pairs))]
-    groups = [(slug(group[0][1].experiment), group) for group in _sweeps(study, pairs)]
-    groups += [(slug(summary.name), [(run, summary)]) for run, summary in singles]
-    drawn += [number_in_system(name, group) for name, group in groups]
+    groups = [(group[0][1].experiment, group) for group in _sweeps(study, pairs)]
+    groups += [(f"{summary.experiment} {summary.point}", [(run, summary)]) for run, summary in singles]
+    drawn += [number_in_system(slug(title), title, group) for title, group in groups]
     return [figure for figure in drawn if figure is not None]
 
 

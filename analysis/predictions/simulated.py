@@ -20,7 +20,7 @@ from analysis.summary import latencies
 Array = NDArray[np.float64]
 
 QUANTITIES = (("mean TTFT", "s", "ttft"), ("mean E2E", "s", "e2e"))
-DRAWS = 12
+DRAWS = 10
 LEAST_SPEED_DOUBT = 0.01  # relative: no machine's speed is known better than this from two short calibrations
 KNOWN_SHAPES = "step shapes as calibrated"
 MOST_OUTSIDE = 0.1  # of the steps, when the shapes are as calibrated
