@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from engine.config import EngineConfig
 from engine.executors.base import ScheduledBatch
-from engine.executors.model import ModelExecutor
+from engine.executors.model import ModelExecutor, make_model_executor
 from engine.model_input import build_model_input
 from engine.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
@@ -34,9 +38,9 @@ def sequence(name: str, length: int, block: int, params: SamplingParams) -> Sequ
         ({"max_model_len": 5000}, "1 to 4096"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_with_what_would(options: dict[str, object], message: str) -> None:
+def test_options_that_do_not_fit_are_refused_with_what_would(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ModelRunner(load_checkpoint(MODEL), **({"num_kv_blocks": 4} | options))  # type: ignore[arg-type]
+        ModelRunner(load_checkpoint(MODEL), **({"num_kv_blocks": 4} | options))
 
 
 def test_the_last_position_of_the_longest_sequence_can_be_computed() -> None:
@@ -89,3 +93,31 @@ def test_executor_with_nothing_to_sample_returns_no_token() -> None:
     seq = sequence("a", 9, 0, SamplingParams())
     tokens, _ = ModelExecutor(runner).execute(ScheduledBatch([seq], [4], [False]))
     assert tokens == []
+
+
+def test_cache_size_follows_from_the_memory_given() -> None:
+    """A token of tiny-llama takes 2 layers x (key and value) x 2 heads x 16 x 4 bytes = 512 bytes in float32."""
+    config = EngineConfig(model=MODEL, backend="torch", kv_cache_gib=2**-10, block_size=8, num_threads=1)
+    executor, facts = make_model_executor(config)
+    assert executor.num_kv_blocks == 2**20 // (512 * 8)
+    assert executor.max_model_len == 4096
+    assert (facts.vocab_size, facts.execution["dtype"], facts.execution["attention"]) == (512, "float32", "sdpa")
+    executor, facts = make_model_executor(
+        replace(config, dtype="bfloat16", block_size="auto", backend="auto", attention="reference")
+    )
+    assert (executor.block_size, executor.num_kv_blocks) == (16, 2**20 // (256 * 16))
+    assert (facts.execution["backend"], facts.execution["attention"]) == ("torch", "reference")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_gib": 1e-9}, "holds no KV block of 8192 bytes"),
+        ({"max_model_len": 4097}, "at most 4096"),
+        ({"backend": "native", "attention": "sdpa"}, "belongs to backend: torch"),
+        ({"model": "random:none"}, "no shape 'none'"),
+    ],
+)
+def test_engine_options_that_do_not_fit_the_model_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model_executor(EngineConfig(**({"model": MODEL, "backend": "torch", "num_threads": 1} | options)))
