@@ -6,7 +6,8 @@ from analysis.queues.batch_arrival import BatchArrival
 from analysis.queues.batch_service import BatchService
 from analysis.queues.closed import ClosedNetwork, ClosedStation
 from analysis.queues.deterministic import MD1, MDc
-from analysis.queues.erlang import MM1, ErlangA, MMc, MMcK, erlang_b, erlang_c
+from analysis.queues.erlang import MM1, MMc, MMcK, erlang_b, erlang_c
+from analysis.queues.erlang_a import ErlangA
 from analysis.queues.fluid import Fluid
 from analysis.queues.fork_join import ForkJoin
 from analysis.queues.gim1 import GIM1

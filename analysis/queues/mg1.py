@@ -33,7 +33,8 @@ class MG1(OpenQueue):
     section 5.7). Waits: with phase-type service a matrix exponential (partial fractions); with constant service ``MD1``;
     otherwise two independent inversions, a lattice solution of the renewal equation and Euler's summation of the
     transform, which must agree (to 1e-4 of the value; for data to 1e-4) or an ``ArithmeticError`` says so; they resolve
-    tails down to 1e-11. Moments alone give means only.
+    tails down to 1e-11, and for data of few distinct values the tail right at its kinks to 3e-4. Moments alone give means
+    only.
 
     Fails when arrivals are burstier than Poisson (``MMPP1``), when successive service times are correlated, or when
     requests share the server (``PS``).
