@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.intervals import TooShort
+from analysis.intervals import TooShort, correlation_time
 
 Array = NDArray[np.float64]
 
@@ -41,18 +41,21 @@ def check_cut(x: ArrayLike, planned: int) -> WarmupCheck:
     """Hold a planned cut against MSER-5 on the whole series.
 
     "too short" when MSER would rather cut more than half: then the series has not settled, or barely. "too early" when
-    the cut is below MSER's *and* costs more than the noise: keeping [planned, end) raises the criterion by over 10 %.
+    the cut is below MSER's and what lies between the two is not noise: its mean differs from that of the rest by more
+    than five standard errors (correlation time of the whole series: correct runs start within a busy period as well).
     """
     first_half, everywhere = _mser(x)
-    size = np.asarray(x).size
-    if not 0 <= planned < size:
-        raise ValueError(f"the planned cut must lie in [0, {size}), found {planned}")
+    series = np.asarray(x, dtype=float)
+    if not 0 <= planned < series.size:
+        raise ValueError(f"the planned cut must lie in [0, {series.size}), found {planned}")
     best = BATCH * int(np.argmin(first_half))
     if int(np.argmin(everywhere)) >= first_half.size and everywhere.min() < 0.9 * first_half.min():
-        return WarmupCheck(planned, best, f"too short: steady only after more than half of {size} observations")
-    here = everywhere[min(-(-planned // BATCH), everywhere.size - 1)]
-    if planned < best and here > 1.1 * first_half.min():
-        return WarmupCheck(planned, best, f"too early: MSER-5 cuts {best} observations, planned were {planned}")
+        return WarmupCheck(planned, best, f"too short: steady only after more than half of {series.size} observations")
+    if planned < best:
+        between, rest = series[planned:best], series[best:]
+        error = float(rest.std(ddof=1)) * np.sqrt(min(correlation_time(series), between.size) / between.size)
+        if abs(float(between.mean() - rest.mean())) > 5 * error:
+            return WarmupCheck(planned, best, f"too early: MSER-5 cuts {best} observations, planned were {planned}")
     return WarmupCheck(planned, best, "enough")
 
 
