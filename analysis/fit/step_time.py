@@ -60,12 +60,14 @@ class Misfit:
 
 @dataclass(frozen=True)
 class TextbookFit:
-    """Least squares of duration on a + b·n, n the requests in the batch, over the steps not set aside."""
+    """Least squares of duration on a + b·n, n the requests in the batch, over the ``n`` steps that decode only (all steps
+    where there is none), without those set aside."""
 
     a_s: float
     b_s: float
     rms: float
     bias: float
+    n: int
 
     def __str__(self) -> str:
         return f"{1e3 * self.a_s:.4g} ms + {1e3 * self.b_s:.4g} ms · n: rms {100 * self.rms:.2g} %"
@@ -398,11 +400,15 @@ def _error(error: Floats) -> dict[str, float]:
 
 
 def _textbook(steps: pd.DataFrame, duration: Floats, kept: NDArray[np.bool_]) -> TextbookFit:
-    requests = (steps["decode_seqs"] + steps["prefill_seqs"]).to_numpy(dtype=float)[kept]
-    design = np.column_stack([np.ones(len(requests)), requests])
-    (a, b), *_ = np.linalg.lstsq(design, duration[kept], rcond=None)
-    error = _error(design @ np.array([a, b]) / duration[kept] - 1.0)
-    return TextbookFit(float(a), float(b), error["rms"], error["bias"])
+    decode_only = kept & (steps["prefill_seqs"] == 0).to_numpy()
+    used = decode_only if decode_only.any() else kept
+    requests = (steps["decode_seqs"] + steps["prefill_seqs"]).to_numpy(dtype=float)[used]
+    if requests.min() == requests.max():  # one batch size shows no slope
+        a, b = float(duration[used].mean()), 0.0
+    else:
+        b, a = (float(value) for value in np.polyfit(requests, duration[used], 1))
+    error = _error((a + b * requests) / duration[used] - 1.0)
+    return TextbookFit(a, b, error["rms"], error["bias"], len(requests))
 
 
 def _block_length(ratio: Floats) -> int:

@@ -131,15 +131,11 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     """
     if arrivals not in ("measured", "intended"):
         raise ValueError(f"arrivals is {arrivals!r}; it must be 'measured' or 'intended'")
-    rows = run.requests[run.requests["sent_s"].notna()].sort_values("sent_s", kind="stable")
-    prompts = _prompts(run, rows)
-    ended = rows["finish_reason"] == "stop"
-    stops = dict(zip(rows["request_id"][ended], rows["output_tokens"][ended].astype(int), strict=True))
+    rows, requests, stops = requests_of(run)
     transit_in = rows["received_s"] - rows["sent_s"]
     mean_in = float(np.nan_to_num(transit_in.mean()))
     out = float(np.nan_to_num((rows["finished_s"] - rows["done_s"]).mean()))
     phases = Phases(*run.window)
-    requests = [_request_of(row, prompts[str(row.request_id)]) for row in rows.itertuples()]
     sessions = rows["session_id"].dropna().astype(str)
     if len(sessions) and sessions.str.startswith("client-").all():
         again: Any = FixedRequests(requests)  # in place of a RequestList
@@ -158,6 +154,19 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     known = dict(zip(rows["request_id"], transit_in, strict=True)) if measured else {}
     known = {name: seconds for name, seconds in known.items() if seconds == seconds}
     return Offered(ReplayLoop(sends), phases, stops, known, mean_in, out)
+
+
+def requests_of(run: Run) -> tuple[pd.DataFrame, list[Request], dict[str, int]]:
+    """The rows of the requests that ``run`` sent in order of sending, the requests, and where outputs ended by themselves.
+
+    Raises:
+        ValueError: the run used its prefix cache and did not keep its prompts.
+    """
+    rows = run.requests[run.requests["sent_s"].notna()].sort_values("sent_s", kind="stable")
+    prompts = _prompts(run, rows)
+    ended = rows["finish_reason"] == "stop"
+    stops = dict(zip(rows["request_id"][ended], rows["output_tokens"][ended].astype(int), strict=True))
+    return rows, [_request_of(row, prompts[str(row.request_id)]) for row in rows.itertuples()], stops
 
 
 def _request(name: str, prompt: list[int], output: int, predicted: int | None, priority: int = 0) -> Request:
