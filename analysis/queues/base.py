@@ -6,6 +6,7 @@ A model gives means and, where a formula exists, tails; quantiles are the tails 
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, overload
@@ -30,7 +31,7 @@ class UnstableQueueError(ValueError):
 
 def positive(name: str, value: float) -> float:
     """``value`` as a float, refused unless it is finite and above zero."""
-    number = float(value)
+    number = _number(name, value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} = {value!r}: give a finite number above 0")
     return number
@@ -38,7 +39,7 @@ def positive(name: str, value: float) -> float:
 
 def not_negative(name: str, value: float) -> float:
     """``value`` as a float, refused unless it is finite and at least zero."""
-    number = float(value)
+    number = _number(name, value)
     if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{name} = {value!r}: give a finite number, 0 or above")
     return number
@@ -46,9 +47,16 @@ def not_negative(name: str, value: float) -> float:
 
 def whole(name: str, value: float, least: int = 1) -> int:
     """``value`` as an int, refused unless it is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < least:
+    number = math.nan if isinstance(value, bool) else _number(name, value)
+    if not math.isfinite(number) or number != int(number) or number < least:
         raise ValueError(f"{name} = {value!r}: give a whole number of at least {least}")
-    return int(value)
+    return int(number)
+
+
+def _number(name: str, value: float) -> float:
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} = {value!r}: give a number")
+    return float(value)
 
 
 def require_stable(model: str, load: float, remedy: str) -> None:

@@ -54,6 +54,7 @@ class MG1(OpenQueue):
     def __post_init__(self) -> None:
         positive("lam", self.lam)
         object.__setattr__(self, "service", as_service(self.service))
+        _ = self._service.second  # no variance, no queue
         require_stable("M/G/1", self.rho, f"lower lam below 1 / E[S] = {1.0 / self._service.mean:.6g}")
 
     @property

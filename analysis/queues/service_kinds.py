@@ -151,10 +151,8 @@ class Frozen(Service):
         mean, variance = (float(m) for m in frozen.stats(moments="mv"))
         if not (math.isfinite(mean) and mean > 0):
             raise ValueError(f"service distribution has mean {mean!r}: a queue needs a finite mean above 0")
-        if not math.isfinite(variance):
-            raise ValueError("service distribution has no finite variance: then the mean wait is infinite (M/G/1)")
         self._frozen = frozen
-        self._mean, self._second = mean, variance + mean**2
+        self._mean, self._variance = mean, variance
 
     @property
     def mean(self) -> float:
@@ -162,7 +160,9 @@ class Frozen(Service):
 
     @property
     def second(self) -> float:
-        return self._second
+        if not math.isfinite(self._variance):
+            raise ValueError("service distribution has no finite variance: then the mean wait is infinite (M/G/1)")
+        return self._variance + self._mean**2
 
     @cached_property
     def third(self) -> float:

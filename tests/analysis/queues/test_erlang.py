@@ -180,6 +180,8 @@ def test_wrong_parameters_are_refused_with_a_remedy() -> None:
     ):
         with pytest.raises(ValueError, match="give a"):
             wrong()
+    with pytest.raises(ValueError, match="give a number"):
+        MMc(1.0, 1.0, "2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="K >= c"):
         MMcK(1.0, 1.0, 3, 2)
     with pytest.raises(ValueError, match="strictly between"):

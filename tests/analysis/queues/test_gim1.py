@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.integrate import quad
 
 from analysis.queues import GIM1, MM1, UnstableQueueError
 from analysis.queues.service import Deterministic, erlang, exponential
@@ -48,6 +49,13 @@ def test_scipy_and_data_gaps_agree_with_quadrature() -> None:
     bursty = GIM1(stats.lognorm(s=1.5, scale=0.5), 1.0)
     assert bursty.Wq > MM1(bursty.lam, 1.0).Wq
     assert pytest.approx(bursty.rho / (1 - bursty.sigma), rel=1e-9) == bursty.L
+
+
+def test_gaps_may_have_infinite_variance() -> None:
+    q = GIM1(stats.pareto(1.5), 1.0)
+    s = 1 - q.sigma
+    transform = quad(lambda x: 1.5 * x**-2.5 * math.exp(-s * x), 1.0, math.inf, epsrel=1e-11, limit=300)[0]
+    assert q.sigma == pytest.approx(transform, rel=1e-8)
 
 
 def test_refusals() -> None:

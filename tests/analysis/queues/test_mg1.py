@@ -45,7 +45,7 @@ def test_hyperexponential_service_against_its_partial_fractions_by_hand() -> Non
     assert q.decay_rate == pytest.approx(-roots[0], rel=1e-9)
 
 
-@pytest.mark.parametrize("service", [erlang(3, 1.0), erlang(12, 2.0), two_moment(1.0, 0.3), two_moment(0.5, 4.0)])
+@pytest.mark.parametrize("service", [erlang(3, 1.0), two_moment(1.0, 0.3), two_moment(0.5, 4.0)])
 @pytest.mark.parametrize("rho", [0.2, 0.9])
 def test_phase_type_agrees_with_lattice_and_with_euler(service, rho: float) -> None:
     lam = rho / service.mean

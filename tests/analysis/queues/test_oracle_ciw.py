@@ -60,7 +60,7 @@ def test_mean_wait_and_tail_lie_inside_ciws_interval(name: str) -> None:
         options = {"arrival_distributions": [exponential(0.3)], "service_distributions": [exponential(1.0)]}
         options |= {"number_of_servers": [1], "batching_distributions": [ciw.dists.Pmf([1, 3], [0.5, 0.5])]}
     network = ciw.create_network(**options)
-    runs = [waits(network, 1500.0, 100.0, seed) for seed in range(REPLICATIONS)]
+    runs = [waits(network, 900.0, 80.0, seed) for seed in range(REPLICATIONS)]
     at = model.wait_quantile(0.9)
     inside([float(w.mean()) for w in runs], model.Wq)
     inside([float((w > at).mean()) for w in runs], 0.1)
@@ -77,6 +77,6 @@ def test_priority_classes_lie_inside_ciws_interval() -> None:
     model = Priority([0.3, 0.4], [([1.0], [[-1.0]])] * 2)
     for k, name in enumerate(("high", "low")):
         inside(
-            [float(waits(network, 1500.0, 100.0, seed, name).mean()) for seed in range(REPLICATIONS)],
+            [float(waits(network, 900.0, 80.0, seed, name).mean()) for seed in range(REPLICATIONS)],
             model.Wq_by_class[k],
         )
