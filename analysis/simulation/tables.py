@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -22,7 +24,8 @@ class MemoryRecorder:
     def __init__(self) -> None:
         self.idle_s = 0.0
         self._steps: list[Row] = []
-        self._members: list[tuple[int, list[str], list[int]]] = []
+        self._members: list[list[str]] = []
+        self._counts: list[list[int]] = []
         self._gauge: list[Row] = []
 
     @property
@@ -34,17 +37,19 @@ class MemoryRecorder:
             row = row._replace(idle_s=self.idle_s)
             self.idle_s = 0.0
         self._steps.append(row)
-        self._members.append((row.step, [seq.request.request_id for seq in batch.seqs], batch.num_tokens))
+        self._members.append([seq.request.request_id for seq in batch.seqs])
+        self._counts.append(batch.num_tokens)
 
     def record_gauge(self, t_s: float, inbox: int, waiting: int, running: int) -> None:
         self._gauge.append((t_s, inbox, waiting, running))
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """``steps``, ``batch`` and ``gauge``."""
-        members = [(step, name, count) for step, names, counts in self._members for name, count in zip(names, counts)]  # noqa: B905
+        steps = np.repeat([row[0] for row in self._steps], [len(members) for members in self._members])
+        batch = (steps, list(chain.from_iterable(self._members)), list(chain.from_iterable(self._counts)))
         return {
             "steps": frame(self._steps, STEPS),
-            "batch": frame(members, BATCH),
+            "batch": _frame_of_columns(batch, BATCH),
             "gauge": frame(self._gauge, GAUGE),
         }
 
@@ -59,7 +64,10 @@ def client_tables(records: Sequence[RequestRecord]) -> dict[str, pd.DataFrame]:
 
 def frame(rows: Sequence[Row], schema: pa.Schema) -> pd.DataFrame:
     """Rows in the schema's order as the DataFrame that reading them from disk would give."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return _frame_of_columns(list(zip(*rows, strict=True)) or [()] * len(schema), schema)
+
+
+def _frame_of_columns(columns: Sequence[Any], schema: pa.Schema) -> pd.DataFrame:
     arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
     table: pd.DataFrame = pa.Table.from_arrays(arrays, schema=schema).to_pandas()
     return table
