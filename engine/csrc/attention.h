@@ -1,4 +1,4 @@
-// Paged attention over the tiles of layout.h: up to six (token, query head) rows share every load of a key or value.
+// Paged attention over the tiles of layout.h: several (token, query head) rows share every load of a key or value.
 #pragma once
 
 #include "buffer.h"

@@ -81,11 +81,11 @@ def source_fingerprint() -> str:
 
 def _fingerprint(compiler: list[str], flags: list[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
-    parts = [source_fingerprint(), *compiler, version, *flags, platform.machine(), _processor_flags()]
+    parts = [source_fingerprint(), *compiler, version, *flags, platform.machine(), processor_flags()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _processor_flags() -> str:
+def processor_flags() -> str:
     """What -march=native sees: a cache folder may be shared by machines with different processors."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():

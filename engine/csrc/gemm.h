@@ -31,10 +31,10 @@ struct Matrix {
 enum class Write { kSet, kAdd };
 
 // Rows whose inputs stay in the second-level cache while all panels pass by.
-constexpr int kRowBlock = 48;
+constexpr int kRowBlock = 30;
 
-template <Write kWrite, int Rows, int Panels>
-inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, int columns, float* y, size_t y_stride) {
+template <int Rows, int Panels>
+inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, Write write, int columns, float* y, size_t y_stride) {
     constexpr int kVecs = kPanel / kWidth;
 #pragma GCC unroll 8
     for (int p = 0; p < Panels; ++p) {
@@ -46,23 +46,23 @@ inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, int column
 #pragma GCC unroll 8
                 for (int v = 0; v < kVecs; ++v) {
                     Vec value = acc.sum[p][r][v];
-                    if (kWrite == Write::kAdd) value += load(out + v * kWidth);
+                    if (write == Write::kAdd) value += load(out + v * kWidth);
                     store(out + v * kWidth, value);
                 }
             } else {  // the padded last panel
                 float value[kPanel];
 #pragma GCC unroll 8
                 for (int v = 0; v < kVecs; ++v) store(value + v * kWidth, acc.sum[p][r][v]);
-                for (int n = 0; n < left; ++n) out[n] = kWrite == Write::kAdd ? value[n] + out[n] : value[n];
+                for (int n = 0; n < left; ++n) out[n] = write == Write::kAdd ? value[n] + out[n] : value[n];
             }
         }
     }
 }
 
 // Tile `turn` of the `turns` that go through these panels; each asks for its share of the panels that come next.
-template <class T, Write kWrite, int Rows, int Panels>
-inline void multiply_tile(const Matrix<T>& m, int panel, int turn, int turns, const float* x, float* y,
-                          size_t y_stride) {
+template <class T, int Rows, int Panels>
+__attribute__((noinline)) void multiply_tile(const Matrix<T>& m, int panel, int turn, int turns, const float* x,
+                                             Write write, float* y, size_t y_stride) {
     constexpr size_t kRowBytes = 2 * kPanel * sizeof(T);
     const float* rows[Rows];
     for (int r = 0; r < Rows; ++r) rows[r] = x + static_cast<size_t>(r) * m.inputs;
@@ -79,12 +79,12 @@ inline void multiply_tile(const Matrix<T>& m, int panel, int turn, int turns, co
         accumulate(acc, panels, rows, m.inputs, NothingAhead{});
     else
         accumulate(acc, panels, rows, m.inputs, next);
-    write_tile<kWrite>(acc, m.outputs - panel * kPanel, y, y_stride);
+    write_tile(acc, write, m.outputs - panel * kPanel, y, y_stride);
 }
 
 // y[r][c] (+)= Σ_k x[r][k] · m[c][k] for the outputs of `panels`; y points at the first output of the first panel.
-template <class T, Write kWrite>
-void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, float* y, size_t y_stride) {
+template <class T>
+void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, Write write, float* y, size_t y_stride) {
     for (int block = 0; block < rows; block += kRowBlock) {
         const int block_rows = rows - block < kRowBlock ? rows - block : kRowBlock;
         const int tiles = (block_rows + kMaxRows - 1) / kMaxRows;
@@ -95,9 +95,9 @@ void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, float*
                 constexpr int kAtOnce = panels_at_once<kPanel>(n);
                 int i = panels.begin;
                 for (; i + kAtOnce <= panels.end; i += kAtOnce)
-                    multiply_tile<T, kWrite, n, kAtOnce>(m, i, 0, 1, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
+                    multiply_tile<T, n, kAtOnce>(m, i, 0, 1, x_block, write, y_block + (i - panels.begin) * kPanel, y_stride);
                 for (; i < panels.end; ++i)
-                    multiply_tile<T, kWrite, n, 1>(m, i, 0, 1, x_block, y_block + (i - panels.begin) * kPanel, y_stride);
+                    multiply_tile<T, n, 1>(m, i, 0, 1, x_block, write, y_block + (i - panels.begin) * kPanel, y_stride);
             });
             continue;
         }
@@ -106,8 +106,8 @@ void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, float*
             for (int t = 0; t < tiles; ++t) {
                 const Range range = part(block_rows, tiles, t);
                 with_rows(range.end - range.begin, [&](auto n) {
-                    multiply_tile<T, kWrite, n, 1>(m, i, t, tiles, x_block + static_cast<size_t>(range.begin) * m.inputs,
-                                                   column + range.begin * y_stride, y_stride);
+                    multiply_tile<T, n, 1>(m, i, t, tiles, x_block + static_cast<size_t>(range.begin) * m.inputs, write,
+                                           column + range.begin * y_stride, y_stride);
                 });
             }
         }

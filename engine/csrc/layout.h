@@ -40,10 +40,11 @@ constexpr int kWidth = 4, kRegisters = 32;
 constexpr int kWidth = 4, kRegisters = 16;
 #endif
 
-// Accumulators in registers leave room for the widened weights, a broadcast input and the mask.
+// Accumulators in registers leave room for the widened weights, a broadcast input and the mask. Six rows would fit into
+// 16 registers too, but gcc then spills sums.
 constexpr int kAccumulators = kRegisters == 32 ? 24 : 12;
-constexpr int kMaxRows = 6;
-constexpr int kPanel = kWidth * kAccumulators / kMaxRows;  // 16 outputs with AVX2, 64 with AVX-512
+constexpr int kMaxRows = kRegisters == 32 ? 6 : 5;
+constexpr int kPanel = kWidth * (kRegisters == 32 ? 4 : 2);  // 16 outputs with AVX2, 64 with AVX-512
 constexpr int kTile = 16;                                  // tokens of a tile, and features of a value column
 
 typedef float Vec __attribute__((vector_size(kWidth * 4)));

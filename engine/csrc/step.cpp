@@ -160,7 +160,7 @@ private:
             const bool last = i + 1 == shape_.layers;
             norm(residual_.get(), layer.input_norm, in.tokens, thread);
             team_.barrier();
-            multiply<T, Write::kSet>(layer.qkv, slice(layer.qkv, thread), normed_.get(), in.tokens,
+            multiply(layer.qkv, slice(layer.qkv, thread), normed_.get(), in.tokens, Write::kSet,
                                      qkv_.get() + first_output(layer.qkv, thread), query_size_ + 2 * kv_size_);
             team_.barrier();
             finish_qkv(in, layer, i, thread);
@@ -172,20 +172,20 @@ private:
         }
         norm(last_.get(), final_norm_, in.logits, thread);
         team_.barrier();
-        multiply<T, Write::kSet>(lm_head_, slice(lm_head_, thread), normed_.get(), in.logits,
+        multiply(lm_head_, slice(lm_head_, thread), normed_.get(), in.logits, Write::kSet,
                                  in.out + first_output(lm_head_, thread), shape_.vocab);
     }
 
     // Attention's output projection and the gated MLP, both added to the residual stream.
     void feed_forward(const Layer& layer, float* residual, int rows, int thread) {
-        multiply<T, Write::kAdd>(layer.out, slice(layer.out, thread), attended_.get(), rows,
+        multiply(layer.out, slice(layer.out, thread), attended_.get(), rows, Write::kAdd,
                                  residual + first_output(layer.out, thread), shape_.hidden);
         team_.barrier();
         norm(residual, layer.post_norm, rows, thread);
         team_.barrier();
         gate_and_up(layer, rows, thread);
         team_.barrier();
-        multiply<T, Write::kAdd>(layer.down, slice(layer.down, thread), hidden_.get(), rows,
+        multiply(layer.down, slice(layer.down, thread), hidden_.get(), rows, Write::kAdd,
                                  residual + first_output(layer.down, thread), shape_.hidden);
         team_.barrier();
     }
@@ -287,8 +287,8 @@ private:
         for (int block = 0; block < rows; block += kRowBlock) {
             const int count = rows - block < kRowBlock ? rows - block : kRowBlock;
             const float* x = normed_.get() + static_cast<size_t>(block) * shape_.hidden;
-            multiply<T, Write::kSet>(layer.gate, panels, x, count, gate, columns);
-            multiply<T, Write::kSet>(layer.up, panels, x, count, up, columns);
+            multiply(layer.gate, panels, x, count, Write::kSet, gate, columns);
+            multiply(layer.up, panels, x, count, Write::kSet, up, columns);
             for (int row = 0; row < count; ++row) {
                 silu_multiply(gate + row * columns, up + row * columns, columns);
                 std::memcpy(hidden_.get() + static_cast<size_t>(block + row) * shape_.intermediate + first,

@@ -40,49 +40,58 @@ struct Ahead {
     size_t step;  // bytes a pair row
 
     // Inlined by force: gcc takes a function that only prefetches for one without effect, and drops the call.
-    __attribute__((always_inline)) void ask(int panel, int row) const {
+    __attribute__((always_inline)) void ask(int panel, size_t row) const {
 #pragma GCC unroll 8
         for (int line = 0; line < Lines; ++line) __builtin_prefetch(at[panel] + row * step + 64 * line, 0, 2);
     }
 };
 struct NothingAhead {
-    void ask(int, int) const {}
+    void ask(int, size_t) const {}
 };
 
-// Adds one half of a pair row times one input of every row.
+// `k`, but known to the compiler only once `sum` is. Without it the compiler loads the inputs and weights of a second half
+// early, runs out of registers and spills sums in the innermost loop. It is no instruction: the processor is as free
+// as before to start loads early.
+inline __attribute__((always_inline)) size_t after(Vec sum, size_t k) {
+#if defined(__AVX512F__)
+    asm("" : "+r"(k) : "v"(sum));
+#elif defined(__AVX__)
+    asm("" : "+r"(k) : "x"(sum));
+#else
+    (void)sum;
+#endif
+    return k;
+}
+
+// Adds one half of pair row k of `w` times that input of every row.
 template <int Half, class T, int Lanes, int Rows, int Panels>
 inline __attribute__((always_inline)) void accumulate_half(Accumulators<Lanes, Rows, Panels>& acc, int panel,
-                                                           const T* row, const float* const (&x)[Rows], int k) {
+                                                           const T* w, const float* const (&x)[Rows], size_t k) {
     constexpr int kVecs = Lanes / kWidth;
-    Vec w[kVecs];
+    Vec half[kVecs];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) w[v] = load_half<Lanes, Half>(row, v * kWidth);
+    for (int v = 0; v < kVecs; ++v) half[v] = load_half<Lanes, Half>(w + k * Lanes, v * kWidth);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) acc.sum[panel][r][v] += w[v] * x[r][k];
+        for (int v = 0; v < kVecs; ++v) acc.sum[panel][r][v] += half[v] * x[r][k + Half];
 }
 
 // sum[p][r][lane] += Σ_k x[r][k] · w[p][k][lane], k = 0 .. inputs-1. An odd last input reads only its own half.
 template <class T, int Lanes, int Rows, int Panels, class Next>
 inline __attribute__((always_inline)) void accumulate(Accumulators<Lanes, Rows, Panels>& acc, const T* const (&w)[Panels],
-                                                      const float* const (&x)[Rows], int inputs,
-                                                      const Next& next) {
-    const int even = inputs & ~1;
-    for (int k = 0; k < even; k += 2) {
+                                                      const float* const (&x)[Rows], int inputs, const Next& next) {
+    const size_t even = inputs & ~1;
+    for (size_t k = 0; k < even; k += 2) {
 #pragma GCC unroll 8
         for (int p = 0; p < Panels; ++p) {
-            const T* row = w[p] + static_cast<size_t>(k) * Lanes;
             next.ask(p, k / 2);
-            accumulate_half<0>(acc, p, row, x, k);
-            // The compiler must not keep both widened halves at once: with 12 sums it would run out of registers and
-            // spill sums in the loop. Hiding where `row` comes from makes it load the second half anew.
-            asm("" : "+r"(row));
-            accumulate_half<1>(acc, p, row, x, k + 1);
+            accumulate_half<0>(acc, p, w[p], x, k);
+            accumulate_half<1>(acc, p, w[p], x, after(acc.sum[p][Rows - 1][Lanes / kWidth - 1], k));
         }
     }
     if (inputs & 1)
-        for (int p = 0; p < Panels; ++p) accumulate_half<0>(acc, p, w[p] + static_cast<size_t>(even) * Lanes, x, even);
+        for (int p = 0; p < Panels; ++p) accumulate_half<0>(acc, p, w[p], x, even);
 }
 
 // Calls f(std::integral_constant<int, n>) for n in 1..kMaxRows: the row count becomes a compile-time constant.
