@@ -82,6 +82,7 @@ class EngineCore:
         self._wake = threading.Event()
         self._begun: _Begun | None = None
         self._idle_s = 0.0
+        self._refused = 0
 
     @property
     def num_live(self) -> int:
@@ -100,6 +101,17 @@ class EngineCore:
             self._recorder = recorder
             self._read_gauge()
 
+    def counters(self) -> dict[str, int]:
+        """What has been counted since the start: refusals, preemptions, and what the prefix cache did."""
+        blocks = self.scheduler.block_manager
+        return {
+            "refused": self._refused,
+            "preemptions": self.scheduler.preemptions,
+            "looked_up_tokens": blocks.looked_up_tokens,
+            "hit_tokens": blocks.hit_tokens,
+            "evictions": blocks.evictions,
+        }
+
     def add(self, request: Request) -> Sequence:
         """Receive a request now.
 
@@ -107,6 +119,13 @@ class EngineCore:
             RequestRefused: the request can never run here, its id is live already, or (``QueueFull``) the line is full.
         """
         received_s = self.clock()
+        try:
+            return self._receive(request, received_s)
+        except RequestRefused:
+            self._refused += 1
+            raise
+
+    def _receive(self, request: Request, received_s: float) -> Sequence:
         self.scheduler.check(request)
         seq = Sequence.from_request(request, self.eos_token_ids)
         seq.received_s = seq.wait_since_s = received_s

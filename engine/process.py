@@ -249,12 +249,14 @@ class _EngineServer:
             _, directory, origin_s = message
             self.core.scheduler.block_manager.clear_cache()
             self._recorder = FileRecorder(Path(directory), origin_s) if directory else None
+            self._counted = self.core.counters()
             self.core.record_to(self._recorder)
             self.send(("run_started",))
         elif message[0] == "finish_run":
             recorder = self._recorder
             self.core.record_to(None)
-            self.send(("run_finished", recorder.close() if recorder else {}))
+            counted = {name: value - self._counted[name] for name, value in self.core.counters().items()}
+            self.send(("run_finished", {**(recorder.close() if recorder else {}), **counted}))
         return message[0] != "shutdown"
 
 

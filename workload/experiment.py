@@ -31,7 +31,7 @@ from workload.schema import Path as KeyPath
 from workload.schema import SpecError, did_you_mean, validate
 from workload.seeds import Seeds, run_seeds
 from workload.study_file import StudyError, StudyFile
-from workload.study_keys import SLO, ExperimentKeys, Limit, Span, StudyKeys, WorkloadKeys
+from workload.study_keys import SLO, CalibrationKeys, ExperimentKeys, Limit, Span, StudyKeys, WorkloadKeys
 from workload.sweep import Point, Section, expand, folder_safe
 
 SECTIONS = tuple(name for name in WorkloadKeys.model_fields if name != "natural")
@@ -101,6 +101,7 @@ class Study:
     model: str
     seed: int
     slo: SLO
+    calibration: CalibrationKeys
     runs: tuple[RunSpec, ...]
 
     @property
@@ -162,7 +163,7 @@ class _Loader:
             seen[keys.name] = i
         runs = tuple(run for i, keys in enumerate(parsed) for run in self.experiment_runs(i, keys))
         self.check_load_references(runs, seen)
-        return Study(self.name, self.file.path, self.keys.model, self.seed, self.slo, runs)
+        return Study(self.name, self.file.path, self.keys.model, self.seed, self.slo, self.keys.calibration, runs)
 
     def experiment_runs(self, index: int, keys: ExperimentKeys) -> list[RunSpec]:
         where: KeyPath = ("experiments", index)

@@ -47,12 +47,19 @@ class Loop(Protocol):
         """A request is over (finished, refused or failed)."""
         ...
 
+    def facts(self) -> dict[str, int]:
+        """What the loop counted on the way, for run.json."""
+        ...
 
-class IgnoresTokens:
-    """What most loops do with an answer."""
+
+class PlainLoop:
+    """What most loops do with an answer's tokens (nothing) and have to tell (nothing)."""
 
     def on_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """The answer changes nothing."""
+
+    def facts(self) -> dict[str, int]:
+        return {}
 
 
 class RequestList:
@@ -101,7 +108,7 @@ class RequestList:
         return Request(f"{self._prefix}{index}", self._prompts[at].tolist(), params, predicted_output_tokens=predicted)
 
 
-class OpenLoop(IgnoresTokens):
+class OpenLoop(PlainLoop):
     """Sends request i at ``times[i]``, whatever becomes of the others."""
 
     def __init__(self, times: NDArray[np.float64], requests: RequestList) -> None:
@@ -127,7 +134,7 @@ class OpenLoop(IgnoresTokens):
         """An open loop does not care."""
 
 
-class ClosedLoop(IgnoresTokens):
+class ClosedLoop(PlainLoop):
     """``clients`` clients: each sends, waits for the end of its request, thinks, and sends again.
 
     The intended moment is the end of the client's previous request plus its think time; starts are spread over
@@ -172,7 +179,7 @@ class ClosedLoop(IgnoresTokens):
         heapq.heappush(self._due, (now_s + (self._think(client) if self._think else 0.0), client))
 
 
-class BatchLoop(IgnoresTokens):
+class BatchLoop(PlainLoop):
     """Batches one after the other, each sent at once when the one before has ended: a designed experiment on step times."""
 
     def __init__(self, batches: Sequence[Sequence[Request]]) -> None:

@@ -74,7 +74,7 @@ def measure(
             target.finish_run()
         raise
     tables.close()
-    directory.write_meta({**meta, **_facts_after(result), "status": "complete"})
+    directory.write_meta({**meta, **_facts_after(result), "loop": loop.facts(), "status": "complete"})
     return directory.complete()
 
 

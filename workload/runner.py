@@ -22,11 +22,10 @@ from workload.offering import LIST_LENGTH, Offering, offer, prompts_matter, requ
 from workload.phases import Phases
 from workload.plan import run_lengths
 from workload.reporting import Reporter
+from workload.study_keys import CalibrationKeys
 from workload.targets.base import Target
 
-SATURATED_WARMUP_S = 2.0
-SATURATED_MEASURE_S = 12.0
-GRID_EXPECTED_S = 10.0
+GRID_EXPECTED_S = 5.0  # a round, roughly
 WARM_UP_PROMPTS = (8, 64, 8)
 
 
@@ -105,7 +104,7 @@ class StudyRunner:
         self._reporter.say(f"starting the engine: {config.model}, {_options(runs[0].engine)}")
         target = self._start_target(config)
         try:
-            session = _Session(target, config, self._reporter)
+            session = _Session(target, config, self._study.calibration, self._reporter)
             session.warm_up()
             for label, mix in mixes.items():
                 self._calibrate(session, label, mix, "before")
@@ -169,9 +168,10 @@ class StudyRunner:
 class _Session:
     """One started target and what can be asked of it."""
 
-    def __init__(self, target: Target, config: EngineConfig, reporter: Reporter) -> None:
+    def __init__(self, target: Target, config: EngineConfig, calibration: CalibrationKeys, reporter: Reporter) -> None:
         self._target = target
         self._config = config
+        self._calibration = calibration
         self._reporter = reporter
         self._vocabulary = vocabulary_of(target.info)
         self._max_model_len = int(target.info["max_model_len"])
@@ -197,14 +197,17 @@ class _Session:
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             max_prompt=self._max_model_len - DECODE_STEPS,
             source=self._vocabulary.source(mix.seeds.prompts),
+            rounds=self._calibration.grid_rounds,
         )
-        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, 0.0, GRID_EXPECTED_S)
+        expected_s = GRID_EXPECTED_S * self._calibration.grid_rounds
+        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, 0.0, expected_s)
 
     def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
         requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
         loop = saturated_loop(requests, self._config.max_num_seqs)
-        end_s = SATURATED_WARMUP_S + SATURATED_MEASURE_S
-        self._run(Offering(loop, Phases(SATURATED_WARMUP_S, end_s)), path, about, 0.0, end_s)
+        start_s = self._calibration.warmup
+        end_s = start_s + self._calibration.seconds
+        self._run(Offering(loop, Phases(start_s, end_s)), path, about, 0.0, end_s)
 
     def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
         offering = offer(run, rate, self._vocabulary, self._max_model_len)

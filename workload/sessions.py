@@ -153,6 +153,10 @@ class SessionLoop:
         self._waiting[session.number] = session
         heapq.heappush(self._due, (now_s + float(self._plan.think_s[row]), session.number))
 
+    def facts(self) -> dict[str, int]:
+        """Turns and sessions cut off because the history had outgrown the model."""
+        return {"overflowed_turns": self.overflowed_turns, "overflowed_sessions": self.overflowed_sessions}
+
     def _row(self, session: _Session) -> int:
         return int(self._plan.first_turn[session.number]) + session.turn
 

@@ -43,6 +43,14 @@ class SLO(Spec):
     attain: Annotated[Positive, Field(le=1, description="share of arrived requests that must meet them")] = 0.95
 
 
+class CalibrationKeys(Spec):
+    """How the capacity and the step times of an engine are measured before its runs (and the capacity again after)."""
+
+    warmup: Annotated[NonNegative, Field(description="seconds of the saturated loop that are left out")] = 2.0
+    seconds: Annotated[Positive, Field(description="seconds of the saturated loop that are measured")] = 12.0
+    grid_rounds: Annotated[Count, Field(description="how often the grid of step times is run")] = 2
+
+
 class WorkloadKeys(Spec):
     """The requests' lengths and contents; under ``workload`` the defaults of every experiment."""
 

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.runs import Run
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
-from workload.loops import ClosedLoop, IgnoresTokens, Loop, Offer
+from workload.loops import ClosedLoop, Loop, Offer, PlainLoop
 from workload.phases import Phases
 from workload.plan import RequestPlan
 
@@ -45,7 +45,7 @@ class Offered:
     transit_out_s: float = 0.0
 
 
-class ReplayLoop(IgnoresTokens):
+class ReplayLoop(PlainLoop):
     """Sends each request at its own moment, whatever becomes of the others.
 
     Args:
@@ -122,6 +122,8 @@ def offer_plan(plan: RequestPlan) -> Offered:
 def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     """The requests of ``run`` once more; a closed loop stays one, with the clients, the order and the think times it had.
 
+    The turns of sessions are sent when they were sent, not when the simulated answer before them ends.
+
     Args:
         arrivals: ``measured`` sends and receives each request at the run's own stamps; ``intended`` sends it on time and
             lets it travel for the run's mean transit.
@@ -139,7 +141,10 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     sessions = rows["session_id"].dropna().astype(str)
     if len(sessions) and sessions.str.startswith("client-").all():
         again: Any = FixedRequests(requests)  # in place of a RequestList
-        loop = ClosedLoop(sessions.nunique(), again, think=_think_times(rows))
+        clients = sessions.nunique()
+        last_start_s = float(rows.groupby("session_id")["intended_s"].min().max())  # the starts are spread evenly
+        stagger_s = last_start_s * clients / (clients - 1) if clients > 1 else 0.0
+        loop = ClosedLoop(clients, again, think=_think_times(rows), stagger_s=stagger_s)
         return Offered(loop, phases, stops, {}, mean_in, out)
     measured = arrivals == "measured"
     due = rows["sent_s" if measured else "intended_s"].tolist()
@@ -189,20 +194,20 @@ def _labels(session: Any, turn: Any) -> tuple[str | None, int | None]:
 
 
 def _prompts(run: Run, rows: pd.DataFrame) -> dict[str, list[int]]:
+    kept: dict[str, list[int]] = {}
     if run.recorded("prompts"):
-        kept = run.prompts
-        return {
-            name: [int(token) for token in ids] for name, ids in zip(kept["request_id"], kept["token_ids"], strict=True)
-        }
-    reused = int((rows["cached_tokens"].fillna(0) > 0).sum())
+        prompts = zip(run.prompts["request_id"], run.prompts["token_ids"], strict=True)
+        kept = {str(name): [int(token) for token in ids] for name, ids in prompts}
+    lost = rows[~rows["request_id"].isin(list(kept))]
+    reused = int((lost["cached_tokens"].fillna(0) > 0).sum())
     if reused:
         raise ValueError(
-            f"{reused} requests of the run found part of their prompt in the prefix cache, but the prompts were not "
+            f"{reused} requests of the run found part of their prompt in the prefix cache, but their prompts were not "
             "recorded; record them to replay this run"
         )
     unshared = UnsharedPrompts()
-    lengths = rows["prompt_tokens"].astype(int)
-    return {name: unshared.take(length) for name, length in zip(rows["request_id"], lengths, strict=True)}
+    lengths = lost["prompt_tokens"].astype(int)
+    return kept | {str(name): unshared.take(int(n)) for name, n in zip(lost["request_id"], lengths, strict=True)}
 
 
 def _think_times(rows: pd.DataFrame) -> Callable[[int], float] | None:
