@@ -167,7 +167,9 @@ def requests_of(run: Run) -> tuple[pd.DataFrame, list[Request], dict[str, int]]:
     Raises:
         ValueError: the run used its prefix cache and did not keep its prompts.
     """
-    rows = run.requests[run.requests["sent_s"].notna()].sort_values("sent_s", kind="stable")
+    rows = run.requests[run.requests["sent_s"].notna()]
+    number = pd.to_numeric(rows["request_id"].str.extract(r"(\d+)$")[0])  # of issue, for those sent at one moment
+    rows = rows.assign(number=number).sort_values(["sent_s", "number"], kind="stable").drop(columns="number")
     prompts = _prompts(run, rows)
     ended = rows["finish_reason"] == "stop"
     stops = dict(zip(rows["request_id"][ended], rows["output_tokens"][ended].astype(int), strict=True))
