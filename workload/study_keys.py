@@ -98,6 +98,7 @@ class StudyKeys(Spec):
     model: Annotated[str, Field(description="preset, folder, GGUF file, hub id or random:<shape>")]
     seed: Annotated[Whole, Field(description="every random stream of the study comes from it")] = 0
     engine: dict[str, Any] = Field(default_factory=dict, description="engine options of every experiment")
+    calibration: CalibrationKeys = Field(default=CalibrationKeys(), description="how capacity and step times are found")
     workload: dict[str, Any] = Field(default_factory=dict, description="defaults of every experiment")
     slo: dict[str, Any] = Field(default_factory=dict, description="service-level objectives of every experiment")
     experiments: Annotated[list[Any], Field(description="what is run, in this order")]
