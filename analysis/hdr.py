@@ -99,7 +99,7 @@ class Histogram:
         k = rank(q, self.count)
         if k <= self.below:
             return min(LOWEST_US * 1e-6, self.max)
-        if k > self.count - self.above:
+        if k > min(self.count - self.above, self.count - 1):
             return self.max
         index = int(np.searchsorted(np.cumsum(self._counts), k - self.below))
         return min(float(self._highest(np.array([index]))[0]) * 1e-6, self.max)

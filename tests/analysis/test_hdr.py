@@ -58,6 +58,7 @@ def test_what_falls_outside_is_counted_and_keeps_its_rank() -> None:
     assert histogram.quantile(5 / 9) == pytest.approx(0.5, rel=1e-3)
     assert histogram.quantile(0.99) == np.inf
     assert filled([0.1, 7200.25]).quantile(1) == 7200.25
+    assert filled([0.001953125]).quantile(1) == 0.001953125  # rounds down to whole µs, but the maximum is exact
     with pytest.raises(ValueError, match="1 of 2 latencies are nan"):
         histogram.record([1.0, np.nan])
     with pytest.raises(ValueError, match="empty"):
