@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from analysis.fit.misfit import LINEAR_TERMS, SHAPE_TERMS, Misfit, TextbookFit, misfit, textbook
 from analysis.fit.step_noise import LEAST_BLOCK, StepNoise, filled_gaps
 from analysis.intervals import correlation_time
 from analysis.runs import Run
@@ -26,51 +27,11 @@ from engine.executors.base import BatchShape, ScheduledBatch
 
 Floats = NDArray[np.float64]
 
-LINEAR_TERMS = ("kv_tokens", "prefill_tokens", "prefill_attention", "prefill_seqs", "logit_rows")
-SHAPE_TERMS = ("decode_seqs", *LINEAR_TERMS)
 LEAST_STEPS = 20
 LEAST_AT_KNOT = 5  # steps of one batch size that carry a knot
 OUTLIER_SCALES = 6.0  # robust standard deviations beyond which a step is set aside,
 LEAST_OUTLIER = 0.03  # but never one that is nearer than this, relative to its prediction
 _HUBER = 1.5
-
-
-@dataclass(frozen=True)
-class Misfit:
-    """How a model misses steps, relative to the measured duration: scatter and bias apart.
-
-    ``rms`` and ``bias`` are over the ``n`` steps that were not set aside. ``total`` is the predicted over the measured
-    time of *all* steps, minus 1. ``by_term`` gives for the steps in which a term is present (``decode_seqs``, ...) and for
-    the classes ``decode only``, ``prefill only`` and ``mixed`` their count, rms and bias.
-    """
-
-    rms: float
-    bias: float
-    total: float
-    n: int
-    set_aside: int
-    by_term: dict[str, dict[str, float]]
-
-    def __str__(self) -> str:
-        return (
-            f"rms {100 * self.rms:.2g} %, bias {100 * self.bias:+.2g} %, {self.n} steps, {self.set_aside} set aside "
-            f"(total time {100 * self.total:+.2g} %)"
-        )
-
-
-@dataclass(frozen=True)
-class TextbookFit:
-    """Least squares of duration on a + b·n, n the requests in the batch, over the ``n`` steps that decode only (all steps
-    where there is none), without those set aside."""
-
-    a_s: float
-    b_s: float
-    rms: float
-    bias: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{1e3 * self.a_s:.4g} ms + {1e3 * self.b_s:.4g} ms · n: rms {100 * self.rms:.2g} %"
 
 
 @dataclass(frozen=True)
@@ -147,7 +108,7 @@ class StepTimeModel:
         steps = run_or_steps.steps if isinstance(run_or_steps, Run) else run_or_steps
         duration = _durations(steps)
         predicted = np.asarray(self.predict(steps))
-        return _misfit(steps, duration, predicted, ~_is_outlier(duration / predicted))
+        return misfit(steps, duration, predicted, ~_is_outlier(duration / predicted))
 
     def require_execution(self, execution: Mapping[str, Any] | None) -> None:
         """Refuse to predict an execution other than the one fitted; what does not say which it is passes.
@@ -246,8 +207,8 @@ def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> 
         prices={term: named[term] for term in LINEAR_TERMS},
         ranges={term: (float(steps[term].min()), float(steps[term].max())) for term in SHAPE_TERMS},
         unidentified=tuple(name for name, used in zip(names, kept_columns, strict=True) if not used),
-        misfit=_misfit(steps, duration, predicted, kept),
-        textbook=_textbook(steps, duration, kept),
+        misfit=misfit(steps, duration, predicted, kept),
+        textbook=textbook(steps, duration, kept),
         gap_s=float(known_gaps.mean()) if len(known_gaps) else 0.0,
         wake_s=_wake(sources),
         time_factor=float(duration.sum() / predicted.sum()),
@@ -373,42 +334,6 @@ def _is_outlier(ratio: Floats) -> NDArray[np.bool_]:
     middle = float(np.median(ratio))
     distance = np.abs(ratio - middle)
     return distance > max(LEAST_OUTLIER, OUTLIER_SCALES * 1.4826 * float(np.median(distance)))
-
-
-def _misfit(steps: pd.DataFrame, duration: Floats, predicted: Floats, kept: NDArray[np.bool_]) -> Misfit:
-    error = predicted / duration - 1.0
-    decodes = steps["decode_seqs"].to_numpy(dtype=float) > 0
-    prefills = steps["prefill_tokens"].to_numpy(dtype=float) > 0
-    groups = {term: steps[term].to_numpy(dtype=float) > 0 for term in SHAPE_TERMS}
-    groups |= {"decode only": decodes & ~prefills, "prefill only": prefills & ~decodes, "mixed": prefills & decodes}
-    by_term = {name: _error(error[inside & kept]) for name, inside in groups.items()}
-    whole = _error(error[kept])
-    return Misfit(
-        rms=whole["rms"],
-        bias=whole["bias"],
-        total=float(predicted.sum() / duration.sum() - 1.0),
-        n=int(kept.sum()),
-        set_aside=int((~kept).sum()),
-        by_term=by_term,
-    )
-
-
-def _error(error: Floats) -> dict[str, float]:
-    if not len(error):
-        return {"n": 0, "rms": math.nan, "bias": math.nan}
-    return {"n": len(error), "rms": float(np.sqrt(np.mean(error**2))), "bias": float(error.mean())}
-
-
-def _textbook(steps: pd.DataFrame, duration: Floats, kept: NDArray[np.bool_]) -> TextbookFit:
-    decode_only = kept & (steps["prefill_seqs"] == 0).to_numpy()
-    used = decode_only if decode_only.any() else kept
-    requests = (steps["decode_seqs"] + steps["prefill_seqs"]).to_numpy(dtype=float)[used]
-    if requests.min() == requests.max():  # one batch size shows no slope
-        a, b = float(duration[used].mean()), 0.0
-    else:
-        b, a = (float(value) for value in np.polyfit(requests, duration[used], 1))
-    error = _error((a + b * requests) / duration[used] - 1.0)
-    return TextbookFit(a, b, error["rms"], error["bias"], len(requests))
 
 
 def _block_length(ratio: Floats) -> int:

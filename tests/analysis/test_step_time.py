@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.fit.misfit import LINEAR_TERMS
 from analysis.fit.step_noise import StepNoise, filled_gaps
-from analysis.fit.step_time import LINEAR_TERMS, StepTimeModel, fit_step_time
+from analysis.fit.step_time import StepTimeModel, fit_step_time
 from analysis.runs import Run
 from engine.executors.base import BatchShape
 from engine.executors.step_time import LinearStepTime
