@@ -229,7 +229,7 @@ def _models(comparison: pd.DataFrame) -> list[Verdict]:
     found = []
     for model, rows in comparison.groupby("model", sort=False):
         kinds = rows["verdict"].str.split(":").str[0].value_counts()
-        words = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        words = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
         state = BAD if "differs" in kinds else GOOD if "agrees" in kinds else OPEN
         found.append(Verdict(state, f"Model {model}", f"{words} (of {len(rows)} statements)"))
     return found

@@ -43,7 +43,7 @@ def one_seat_tail(name: str, run: Run, summary: RunSummary) -> Drawn | None:
         ax.set_ylim(floor / 1.5, 1.3)
         ax.set_xlim(0, 1e3 * float(t[-1]))
         ax.set_xlabel("wait t in the engine (ms)")
-        ax.set_ylabel("share that waits longer than t")
+        ax.set_ylabel("P(wait > t)")
         ax.legend(loc="lower left")
         svg = to_svg(figure, f"tail-{name}", "tail of the wait, measured and M/G/1")
     return Drawn(
