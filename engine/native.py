@@ -28,10 +28,10 @@ BLOCK_SIZE = 16  # the default; any multiple of it works
 _TYPES = {"bfloat16": ("bf16", torch.bfloat16), "float32": ("fp32", torch.float32)}
 
 # The order of `enum Weight` in step.cpp.
-_WEIGHTS = (
-    "embedding final_norm lm_head "
-    "input_norm qkv qkv_bias q_norm k_norm attention_out post_norm gate up down"
-).split()  # fmt: skip
+_WEIGHTS = [
+    "embedding", "final_norm", "lm_head",
+    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "attention_out", "post_norm", "gate", "up", "down",
+]  # fmt: skip
 
 # `enum Fault` in step.cpp.
 _FAULTS = {
@@ -203,9 +203,9 @@ def _check(
             raise ValueError(f"{name} is {value}; it must be at least 1")
     if block_size < 1 or block_size % 16:
         raise ValueError(f"block_size is {block_size}; the native step takes multiples of 16")
-    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
-        if value not in _TYPES:
-            raise ValueError(f"{name} is {value!r}; the native step takes {', '.join(_TYPES)}")
+    for name, chosen in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+        if chosen not in _TYPES:
+            raise ValueError(f"{name} is {chosen!r}; the native step takes {', '.join(_TYPES)}")
     if config.head_dim % 16:
         raise ValueError(f"head_dim is {config.head_dim}; the native step takes multiples of 16")
     if config.num_heads % config.num_kv_heads:

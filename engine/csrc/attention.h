@@ -53,9 +53,9 @@ inline void score_tiles(const SequenceCache<K>& cache, int tile, int tiles, cons
             for (int v = 0; v < kVecs; ++v) store(scores[r] + (tile + t) * kTile + v * kWidth, acc.sum[t][r][v]);
 }
 
-template <class K, int Rows, int Columns>
+template <class K, class X, int Rows, int Columns>
 inline void add_up_values(const SequenceCache<K>& cache, int column, int keys, const float* const (&weights)[Rows],
-                          const float (&scale)[Rows], float* const (&out)[Rows]) {
+                          const float (&scale)[Rows], X* const (&out)[Rows]) {
     constexpr int kVecs = kTile / kWidth;
     Accumulators<kTile, Rows, Columns> acc;
     acc.clear();
@@ -76,9 +76,9 @@ inline void add_up_values(const SequenceCache<K>& cache, int column, int keys, c
 // `Rows` queries (already scaled by 1/sqrt(head_dim)) against the first visible[r] keys of the cache.
 // `scratch`: Rows x `scratch_stride` floats, scratch_stride a multiple of kTile and at least max(visible).
 // Keys that only other rows of the tile may see get weight 0, which adds exactly nothing.
-template <class K, int Rows>
+template <class K, class X, int Rows>
 inline void attend(const SequenceCache<K>& cache, const float* const (&query)[Rows], const int (&visible)[Rows],
-                   float* scratch, size_t scratch_stride, float* const (&out)[Rows]) {
+                   float* scratch, size_t scratch_stride, X* const (&out)[Rows]) {
     constexpr int kAtOnce = panels_at_once<kTile>(Rows);
     int keys = 0;
     float* scores[Rows];
@@ -96,8 +96,8 @@ inline void attend(const SequenceCache<K>& cache, const float* const (&query)[Ro
     const int columns = cache.head_dim / kTile;
     int column = 0;
     for (; column + kAtOnce <= columns; column += kAtOnce)
-        add_up_values<K, Rows, kAtOnce>(cache, column, keys, weights, scale, out);
-    for (; column < columns; ++column) add_up_values<K, Rows, 1>(cache, column, keys, weights, scale, out);
+        add_up_values<K, X, Rows, kAtOnce>(cache, column, keys, weights, scale, out);
+    for (; column < columns; ++column) add_up_values<K, X, Rows, 1>(cache, column, keys, weights, scale, out);
 }
 
 }  // namespace lab

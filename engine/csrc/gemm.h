@@ -61,10 +61,10 @@ inline void write_tile(const Accumulators<kPanel, Rows, Panels>& acc, Write writ
 
 // Tile `turn` of the `turns` that go through these panels; each asks for its share of the panels that come next.
 template <class T, int Rows, int Panels>
-__attribute__((noinline)) void multiply_tile(const Matrix<T>& m, int panel, int turn, int turns, const float* x,
+__attribute__((noinline)) void multiply_tile(const Matrix<T>& m, int panel, int turn, int turns, const Activation<T>* x,
                                              Write write, float* y, size_t y_stride) {
     constexpr size_t kRowBytes = 2 * kPanel * sizeof(T);
-    const float* rows[Rows];
+    const Activation<T>* rows[Rows];
     for (int r = 0; r < Rows; ++r) rows[r] = x + static_cast<size_t>(r) * m.inputs;
     const T* panels[Panels];
     Ahead<Panels, kRowBytes / 64> next;
@@ -84,11 +84,11 @@ __attribute__((noinline)) void multiply_tile(const Matrix<T>& m, int panel, int 
 
 // y[r][c] (+)= Σ_k x[r][k] · m[c][k] for the outputs of `panels`; y points at the first output of the first panel.
 template <class T>
-void multiply(const Matrix<T>& m, Range panels, const float* x, int rows, Write write, float* y, size_t y_stride) {
+void multiply(const Matrix<T>& m, Range panels, const Activation<T>* x, int rows, Write write, float* y, size_t y_stride) {
     for (int block = 0; block < rows; block += kRowBlock) {
         const int block_rows = rows - block < kRowBlock ? rows - block : kRowBlock;
         const int tiles = (block_rows + kMaxRows - 1) / kMaxRows;
-        const float* x_block = x + static_cast<size_t>(block) * m.inputs;
+        const Activation<T>* x_block = x + static_cast<size_t>(block) * m.inputs;
         float* y_block = y + static_cast<size_t>(block) * y_stride;
         if (tiles == 1) {
             with_rows(block_rows, [&](auto n) {

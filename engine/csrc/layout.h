@@ -27,6 +27,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 namespace lab {
 
@@ -61,6 +65,16 @@ struct bf16 {
     uint16_t bits;
 };
 
+// What a matrix of T is multiplied with: fp32, or bf16 where the processor multiplies pairs of bf16 (AVX-512 BF16).
+// LAB_BF16_ACTIVATIONS takes bf16 without that instruction, so that the path can be tested anywhere.
+#if defined(__AVX512BF16__) || defined(LAB_BF16_ACTIVATIONS)
+template <class T>
+using Activation = T;
+#else
+template <class T>
+using Activation = float;
+#endif
+
 inline float widen(bf16 v) {
     const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;
     float f;
@@ -80,6 +94,16 @@ inline void narrow(float f, bf16* out) {
     out->bits = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 inline void narrow(float f, float* out) { *out = f; }
+
+// Stores activations in their type.
+inline void store(bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+    const __m256bh narrow_values = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
+    std::memcpy(static_cast<void*>(p), &narrow_values, sizeof narrow_values);
+#else
+    for (int i = 0; i < kWidth; ++i) narrow(v[i], p + i);
+#endif
+}
 
 // One half (0: input k, 1: input k + 1) of kWidth lanes of a pair row with `Lanes` lanes, from lane `lane` on.
 template <int Lanes, int Half>

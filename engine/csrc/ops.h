@@ -42,7 +42,8 @@ inline float horizontal_sum(Vec v) {
 }
 
 // out = x / sqrt(mean(x²) + eps) · weight; `n` a multiple of 16 or not.
-inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+template <class X>
+inline void rms_norm(const float* x, const float* weight, int n, float eps, X* out) {
     Vec squares{};
     const int whole = n / kWidth * kWidth;
     for (int i = 0; i < whole; i += kWidth) {
@@ -53,7 +54,7 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
     for (int i = whole; i < n; ++i) sum += x[i] * x[i];
     const float scale = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
     for (int i = 0; i < whole; i += kWidth) store(out + i, load(x + i) * scale * load(weight + i));
-    for (int i = whole; i < n; ++i) out[i] = x[i] * scale * weight[i];
+    for (int i = whole; i < n; ++i) narrow(x[i] * scale * weight[i], out + i);
 }
 
 // Rotates (x[i], x[i + d/2]) by the angle of feature i: Hugging Face's half-split order.

@@ -161,7 +161,7 @@ private:
             norm(residual_.get(), layer.input_norm, in.tokens, thread);
             team_.barrier();
             multiply(layer.qkv, slice(layer.qkv, thread), normed_.get(), in.tokens, Write::kSet,
-                                     qkv_.get() + first_output(layer.qkv, thread), query_size_ + 2 * kv_size_);
+                     qkv_.get() + first_output(layer.qkv, thread), query_size_ + 2 * kv_size_);
             team_.barrier();
             finish_qkv(in, layer, i, thread);
             team_.barrier();
@@ -173,20 +173,20 @@ private:
         norm(last_.get(), final_norm_, in.logits, thread);
         team_.barrier();
         multiply(lm_head_, slice(lm_head_, thread), normed_.get(), in.logits, Write::kSet,
-                                 in.out + first_output(lm_head_, thread), shape_.vocab);
+                 in.out + first_output(lm_head_, thread), shape_.vocab);
     }
 
     // Attention's output projection and the gated MLP, both added to the residual stream.
     void feed_forward(const Layer& layer, float* residual, int rows, int thread) {
         multiply(layer.out, slice(layer.out, thread), attended_.get(), rows, Write::kAdd,
-                                 residual + first_output(layer.out, thread), shape_.hidden);
+                 residual + first_output(layer.out, thread), shape_.hidden);
         team_.barrier();
         norm(residual, layer.post_norm, rows, thread);
         team_.barrier();
         gate_and_up(layer, rows, thread);
         team_.barrier();
         multiply(layer.down, slice(layer.down, thread), hidden_.get(), rows, Write::kAdd,
-                                 residual + first_output(layer.down, thread), shape_.hidden);
+                 residual + first_output(layer.down, thread), shape_.hidden);
         team_.barrier();
     }
 
@@ -254,7 +254,7 @@ private:
             const Range range = part(queries, parts, p);
             with_rows(range.end - range.begin, [&](auto n) {
                 const float* query[n];
-                float* out[n];
+                Activation<T>* out[n];
                 int visible[n];
                 for (int r = 0; r < n; ++r) {
                     const int row = (range.begin + r) / group_, h = head * group_ + (range.begin + r) % group_;
@@ -262,7 +262,7 @@ private:
                     out[r] = attended_.get() + static_cast<size_t>(item.out + row) * query_size_ + h * d;
                     visible[r] = in.positions[item.row + row] + 1;
                 }
-                attend<K, n>(cache, query, visible, scores_[thread].get(), score_stride_, out);
+                attend<K, Activation<T>, n>(cache, query, visible, scores_[thread].get(), score_stride_, out);
             });
         }
     }
@@ -286,13 +286,13 @@ private:
         float *gate = gate_[thread].get(), *up = up_[thread].get();
         for (int block = 0; block < rows; block += kRowBlock) {
             const int count = rows - block < kRowBlock ? rows - block : kRowBlock;
-            const float* x = normed_.get() + static_cast<size_t>(block) * shape_.hidden;
+            const Activation<T>* x = normed_.get() + static_cast<size_t>(block) * shape_.hidden;
             multiply(layer.gate, panels, x, count, Write::kSet, gate, columns);
             multiply(layer.up, panels, x, count, Write::kSet, up, columns);
             for (int row = 0; row < count; ++row) {
                 silu_multiply(gate + row * columns, up + row * columns, columns);
-                std::memcpy(hidden_.get() + static_cast<size_t>(block + row) * shape_.intermediate + first,
-                            gate + row * columns, wanted * sizeof(float));
+                Activation<T>* to = hidden_.get() + static_cast<size_t>(block + row) * shape_.intermediate + first;
+                for (int i = 0; i < wanted; ++i) narrow(gate[row * columns + i], to + i);
             }
         }
     }
@@ -307,7 +307,8 @@ private:
     std::vector<float> final_norm_;
     Matrix<T> lm_head_;
     Buffer<K> cache_;
-    Buffer<float> residual_, last_, normed_, qkv_, attended_, hidden_;
+    Buffer<float> residual_, last_, qkv_;
+    Buffer<Activation<T>> normed_, attended_, hidden_;
     std::vector<Buffer<float>> scores_, gate_, up_;  // one a thread
     std::vector<AttentionItem> all_items_, last_items_;
     std::vector<std::atomic<int>> next_item_;  // one a layer

@@ -64,9 +64,9 @@ inline __attribute__((always_inline)) size_t after(Vec sum, size_t k) {
 }
 
 // Adds one half of pair row k of `w` times that input of every row.
-template <int Half, class T, int Lanes, int Rows, int Panels>
+template <int Half, class T, class X, int Lanes, int Rows, int Panels>
 inline __attribute__((always_inline)) void accumulate_half(Accumulators<Lanes, Rows, Panels>& acc, int panel,
-                                                           const T* w, const float* const (&x)[Rows], size_t k) {
+                                                           const T* w, const X* const (&x)[Rows], size_t k) {
     constexpr int kVecs = Lanes / kWidth;
     Vec half[kVecs];
 #pragma GCC unroll 8
@@ -74,13 +74,13 @@ inline __attribute__((always_inline)) void accumulate_half(Accumulators<Lanes, R
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) acc.sum[panel][r][v] += half[v] * x[r][k + Half];
+        for (int v = 0; v < kVecs; ++v) acc.sum[panel][r][v] += half[v] * widen(x[r][k + Half]);
 }
 
 // sum[p][r][lane] += Σ_k x[r][k] · w[p][k][lane], k = 0 .. inputs-1. An odd last input reads only its own half.
-template <class T, int Lanes, int Rows, int Panels, class Next>
+template <class T, class X, int Lanes, int Rows, int Panels, class Next>
 inline __attribute__((always_inline)) void accumulate(Accumulators<Lanes, Rows, Panels>& acc, const T* const (&w)[Panels],
-                                                      const float* const (&x)[Rows], int inputs, const Next& next) {
+                                                      const X* const (&x)[Rows], int inputs, const Next& next) {
     const size_t even = inputs & ~1;
     for (size_t k = 0; k < even; k += 2) {
 #pragma GCC unroll 8
@@ -93,6 +93,37 @@ inline __attribute__((always_inline)) void accumulate(Accumulators<Lanes, Rows, 
     if (inputs & 1)
         for (int p = 0; p < Panels; ++p) accumulate_half<0>(acc, p, w[p], x, even);
 }
+
+#if defined(__AVX512BF16__)
+// The same with bf16 activations: vdpbf16ps multiplies a pair row of 16 lanes by a pair of inputs, in fp32 sums.
+template <int Lanes, int Rows, int Panels, class Next>
+inline __attribute__((always_inline)) void accumulate(Accumulators<Lanes, Rows, Panels>& acc,
+                                                      const bf16* const (&w)[Panels], const bf16* const (&x)[Rows],
+                                                      int inputs, const Next& next) {
+    const auto multiply_add = [&](int p, size_t k, size_t mask) {
+        for (int r = 0; r < Rows; ++r) {
+            uint32_t pair = 0;
+            std::memcpy(&pair, x[r] + k, mask);
+            const __m512bh inputs_pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair)));
+            for (int v = 0; v < Lanes / kWidth; ++v) {
+                const __m512i weights = _mm512_loadu_si512(w[p] + k * Lanes + 2 * v * kWidth);
+                Vec& sum = acc.sum[p][r][v];
+                sum = reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
+                                                             reinterpret_cast<__m512bh>(weights), inputs_pair));
+            }
+        }
+    };
+    const size_t even = inputs & ~1;
+    for (size_t k = 0; k < even; k += 2)
+#pragma GCC unroll 8
+        for (int p = 0; p < Panels; ++p) {
+            next.ask(p, k / 2);
+            multiply_add(p, k, 4);
+        }
+    if (inputs & 1)
+        for (int p = 0; p < Panels; ++p) multiply_add(p, even, 2);  // the pair's other half is 0
+}
+#endif
 
 // Calls f(std::integral_constant<int, n>) for n in 1..kMaxRows: the row count becomes a compile-time constant.
 template <class F>
