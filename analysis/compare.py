@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.capacity import Drift
-from analysis.fit.step_time import StepTimeModel, fit_step_time
+from analysis.fit.step_time import StepTimeModel
 from analysis.paired import paired_differences
 from analysis.predictions import one_seat, sharing, simulated
 from analysis.predictions.base import BAND, FAMILYWISE, Prediction, judge
@@ -101,15 +101,17 @@ def predict(run: Run, models: Sequence[str] | None = None, study: StudyResults |
         raise ValueError(f"no model is called {', '.join(map(repr, unknown))}; there are {', '.join(MODELS)}")
     if stability(run).verdict == "unstable":
         return [Prediction(name, "averages", "s", refused="unstable") for name in names]
+    if run.status != "complete":
+        return [Prediction(name, "averages", "s", refused=f"not applicable: the run is {run.status}") for name in names]
     where = study if study is not None else study_around(run)
     facts = _facts(run, where) if where is not None else Facts(None, None)
     return [row for name in names for row in MODELS[name](run, facts)]
 
 
 def _facts(run: Run, study: StudyResults) -> Facts:
-    grid, calibration = study.grid_of(run), study.calibration_of(run)
+    calibration = study.calibration_of(run)
     change = calibration.drift if calibration is not None else None
-    return Facts(fit_step_time(grid) if grid is not None else None, change.ratio if isinstance(change, Drift) else None)
+    return Facts(study.step_time_of(run), change.ratio if isinstance(change, Drift) else None)
 
 
 def study_around(run: Run) -> StudyResults | None:

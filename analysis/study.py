@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.capacity import Capacity, Drift, capacity, drift
+from analysis.fit.step_time import StepTimeModel, fit_step_time
 from analysis.runs import Run, find_runs, open_run
 
 T = TypeVar("T")
@@ -51,6 +52,11 @@ class Calibration:
         """How much slower the same requests were after the sweep than before it."""
         return None if self.before is None or self.after is None else _or_reason(drift, self.before, self.after)
 
+    @cached_property
+    def step_time(self) -> StepTimeModel | ValueError | None:
+        """The step-time model of its grid; why there is none; None without a grid."""
+        return None if self.grid is None else _or_reason(fit_step_time, self.grid)
+
     @property
     def spec(self) -> dict[str, Any]:
         """The resolved spec of the mix."""
@@ -76,12 +82,16 @@ class StudyResults:
         wanted = spec.get("load_of") or spec.get("experiment")
         return next((c for c in self.calibrations if c.label == wanted), None)
 
-    def grid_of(self, run: Run) -> Run | None:
-        """A step grid of the same execution fingerprint (its own calibration's first)."""
+    def step_time_of(self, run: Run) -> StepTimeModel | None:
+        """A step-time model of the same execution fingerprint (its own calibration's first)."""
         own = self.calibration_of(run)
-        candidates = [c for c in (own, *self.calibrations) if c is not None and c.grid is not None]
         digest = execution_digest(run)
-        return next((c.grid for c in candidates if c.grid is not None and execution_digest(c.grid) == digest), None)
+        for calibration in (own, *self.calibrations):
+            if calibration is None or calibration.grid is None or execution_digest(calibration.grid) != digest:
+                continue
+            if isinstance(calibration.step_time, StepTimeModel):
+                return calibration.step_time
+        return None
 
 
 def open_study(results: str | Path) -> StudyResults:

@@ -11,7 +11,6 @@ from analysis.figures.number_in_system import number_in_system
 from analysis.figures.one_seat import lindley_dots, one_seat_tail
 from analysis.figures.percentiles import by_percentile
 from analysis.figures.style import Drawn
-from analysis.fit.step_time import fit_step_time
 from analysis.runs import Run
 from analysis.study import Calibration, StudyResults
 from analysis.summary import RunSummary
@@ -51,10 +50,8 @@ def _sweep(study: StudyResults, calibration: Calibration, group: Pairs) -> list[
     if not isinstance(capacity, Capacity):
         return []
     stable = [run for run, summary in group if summary.stable]
-    grid = study.grid_of(group[0][0])
-    curve = None
-    if stable and grid is not None:
-        curve = simulated_curve(stable, fit_step_time(grid), capacity.rate)
+    model = study.step_time_of(group[0][0])
+    curve = simulated_curve(stable, model, capacity.rate) if stable and model is not None else None
     name = slug(calibration.label)
     summaries = [summary for _, summary in group]
     return [hockey_stick(name, summaries, capacity, curve, metric) for metric in ("ttft", "e2e")]

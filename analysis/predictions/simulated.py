@@ -43,7 +43,12 @@ def simulation(run: Run, model: StepTimeModel | None, speed_change: float | None
         return [Prediction("simulation", name, unit, refused=refused) for name, unit, _ in QUANTITIES]
     doubt = max(LEAST_SPEED_DOUBT, abs(speed_change or 0.0))
     measured = latencies(run)
-    draws, outside, scatter = _draw(run, model, doubt, measured["e2e"])
+    try:
+        draws, outside, scatter = _draw(run, model, doubt, measured["e2e"])
+    except ValueError as reason:  # prompts that were not kept, or another execution than the calibrated one
+        return [
+            Prediction("simulation", name, unit, refused=f"not applicable: {reason}") for name, unit, _ in QUANTITIES
+        ]
     note = f"{DRAWS} simulations of the same requests, speed ± {doubt:.1%}; median error of a request {scatter:.1%}"
     check = Check(KNOWN_SHAPES, f"{outside:.0%} of the steps are outside the grid", holds=outside <= MOST_OUTSIDE)
     found = []

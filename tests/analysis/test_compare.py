@@ -216,3 +216,8 @@ def test_a_folder_without_runs_is_one_line_and_exit_code_2(tmp_path: Path, capsy
 
 def _study(run: Run) -> StudyResults:
     return StudyResults(Path("somewhere"), "known", (run,), ())
+
+
+def test_a_run_that_broke_off_is_compared_with_nothing(batched: Run) -> None:
+    broken = Run({**batched.meta, "status": "failed"}, tables={name: getattr(batched, name) for name in _TABLES})
+    assert compare(broken, ["ps"])["verdict"].tolist() == ["not applicable: the run is failed"]
