@@ -62,6 +62,14 @@ class PlainLoop:
         return {}
 
 
+class Requests(Protocol):
+    """Requests by number; past the end they begin anew under other ids."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Request: ...
+
+
 class RequestList:
     """Requests number 0, 1, 2, ... of a run: prompts and lengths drawn beforehand, equal on every target.
 
@@ -111,7 +119,7 @@ class RequestList:
 class OpenLoop(PlainLoop):
     """Sends request i at ``times[i]``, whatever becomes of the others."""
 
-    def __init__(self, times: NDArray[np.float64], requests: RequestList) -> None:
+    def __init__(self, times: NDArray[np.float64], requests: Requests) -> None:
         if len(times) > len(requests):
             raise ValueError(f"{len(times)} arrivals but only {len(requests)} requests")
         self._times = times.tolist()
@@ -147,7 +155,7 @@ class ClosedLoop(PlainLoop):
     def __init__(
         self,
         clients: int,
-        requests: RequestList,
+        requests: Requests,
         *,
         think: Callable[[int], float] | None = None,
         stagger_s: float = 0.0,

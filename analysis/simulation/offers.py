@@ -140,7 +140,7 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     phases = Phases(*run.window)
     sessions = rows["session_id"].dropna().astype(str)
     if len(sessions) and sessions.str.startswith("client-").all():
-        again: Any = FixedRequests(requests)  # in place of a RequestList
+        again = FixedRequests(requests)
         clients = sessions.nunique()
         last_start_s = float(rows.groupby("session_id")["intended_s"].min().max())  # the starts are spread evenly
         stagger_s = last_start_s * clients / (clients - 1) if clients > 1 else 0.0

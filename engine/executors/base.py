@@ -38,9 +38,15 @@ class ScheduledBatch:
     needs_token: list[bool] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    _shape: BatchShape | None = None
 
     def shape(self) -> BatchShape:
-        """The batch's shape before it is computed."""
+        """The batch's shape. First asked for when it has been scheduled and not yet computed; it stays what it was then."""
+        if self._shape is None:
+            self._shape = self._measure()
+        return self._shape
+
+    def _measure(self) -> BatchShape:
         prefill_seqs = prefill_tokens = decode_seqs = kv_tokens = 0
         attention = 0.0
         for seq, num_tokens in zip(self.seqs, self.num_tokens, strict=True):

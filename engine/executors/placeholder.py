@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import count
+from itertools import count, islice
 
 from engine.executors.base import ScheduledBatch
 
@@ -26,6 +26,8 @@ class PlaceholderTokens:
 
     def next_tokens(self, batch: ScheduledBatch) -> list[int]:
         """One token id for every sequence of the batch that closes its gap, in batch order."""
+        if not self._output_tokens:
+            return list(islice(self._ids, sum(batch.needs_token)))
         return [
             self._eos_token_id
             if self._output_tokens.get(seq.request_id) == seq.num_output_tokens + 1
