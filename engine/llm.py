@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.build import build_core
 from engine.config import DEFAULT_MODEL, EngineConfig
 from engine.core import TokenEvent
+from engine.layers.sampler import stream_seed
 from engine.outputs import RequestOutput, RequestStats
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
@@ -54,6 +56,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_model(model) if has_tokenizer else None
         self._ids = count()
         self._streams: dict[str, TextStream] = {}
+        self._samples: dict[str, set[str]] = {}  # request with n > 1 -> ids of its samples that are live
 
     def generate(
         self,
@@ -61,7 +64,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete every prompt; the outputs come in the order of the prompts.
+        """Complete every prompt; the outputs come in the order of the prompts, one each.
+
+        With ``n`` > 1 that one is the first sample, and its ``samples`` are all of them.
 
         Args:
             prompts: texts or lists of token ids (one text alone is a list of one).
@@ -82,14 +87,15 @@ class LLM:
         for request in requests:
             self._add(request)
         finished: dict[str, RequestOutput] = {}
-        with _progress_bar(len(requests)) if use_tqdm else nullcontext() as bar:
+        with _progress_bar(sum(each.n for each in params)) if use_tqdm else nullcontext() as bar:
             while not self.is_finished():
                 for output in self.step():
                     if output.finished:
                         finished[output.request_id] = output
                         if bar is not None:
                             bar.advance(bar.task_ids[0])
-        return [finished[request.request_id] for request in requests]
+        every = [[finished[sample.request_id] for sample in _samples_of(request)] for request in requests]
+        return [replace(first, other_samples=tuple(others)) for first, *others in every]
 
     def chat(
         self,
@@ -119,6 +125,10 @@ class LLM:
     ) -> str:
         """Hand in a request for ``step`` to work on; returns its id.
 
+        With ``n`` > 1 it becomes n requests with ids ``<id>/0`` ... ``<id>/<n-1>``; outputs come under these, and
+        ``abort`` takes one of them or ``<id>`` for all. A sample finds the prompt in the prefix cache if it is admitted
+        in a later step than the one that computed it.
+
         Raises:
             ValueError: the id is live already, the prompt is empty or too long, the line is full.
         """
@@ -139,7 +149,8 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request; the next ``step`` returns it with ``finish_reason`` "aborted". Unknown ids are no error."""
-        self.core.abort(request_id)
+        for name in self._samples.get(request_id, (request_id,)):
+            self.core.abort(name)
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do."""
@@ -157,6 +168,8 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, **more: Any) -> Request:
         if params.stop:
             self._require_tokenizer()
+        if params.logprobs is not None and self.config.executor != "model":
+            raise ValueError(f"logprobs is {params.logprobs}; the {self.config.executor} executor has no probabilities")
         token_ids = self._require_tokenizer().encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         for token_id in token_ids:
             if not 0 <= token_id < self.info.vocab_size:
@@ -164,9 +177,25 @@ class LLM:
         return Request(request_id or f"request-{next(self._ids)}", token_ids, params, **more)
 
     def _add(self, request: Request) -> str:
-        self.core.add(request)
-        self._streams[request.request_id] = TextStream(self.tokenizer, request.params.stop)
-        return request.request_id
+        """Hand a request, or all samples of it or none, to the core."""
+        name = request.request_id
+        samples = _samples_of(request)
+        for live in (name, *(sample.request_id for sample in samples)):
+            if live in self._samples or live in self._streams:
+                raise ValueError(f"request id {live!r} is live already; give each request its own id")
+        added: list[LiveSequence] = []
+        try:
+            for sample in samples:
+                added.append(self.core.add(sample))
+        except ValueError:
+            for seq in added:
+                self.core.finish_early(seq, "aborted")
+            raise
+        for seq in added:
+            self._streams[seq.request_id] = TextStream(self.tokenizer, request.params.stop)
+        if request.params.n > 1:
+            self._samples[name] = {seq.request_id for seq in added}
+        return name
 
     def _output(self, event: TokenEvent) -> RequestOutput:
         seq = event.seq
@@ -178,6 +207,7 @@ class LLM:
         if seq.is_finished:
             stream.finish()
             del self._streams[seq.request_id]
+            self._forget_sample(seq.request_id)
         return RequestOutput(
             request_id=seq.request_id,
             prompt_token_ids=seq.request.prompt_token_ids,
@@ -187,7 +217,15 @@ class LLM:
             new_token_ids=[] if event.token_id is None else [event.token_id],
             finish_reason=seq.finish_reason,
             stats=RequestStats.of(seq),
+            logprobs=None if seq.params.logprobs is None else seq.logprobs[: seq.num_output_tokens],
         )
+
+    def _forget_sample(self, name: str) -> None:
+        parent = name.rpartition("/")[0]
+        live = self._samples.get(parent, set())
+        live.discard(name)
+        if not live:
+            self._samples.pop(parent, None)
 
     def _stop(self, seq: LiveSequence) -> None:
         """A stop string was completed."""
@@ -200,6 +238,23 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError(f"{self.config.model} has no tokenizer: give prompts as token ids, without stop strings")
         return self.tokenizer
+
+
+def _samples_of(request: Request) -> list[Request]:
+    """The requests that a request with ``n`` samples is for the core; itself where n is 1.
+
+    Sample 0 keeps the seed, so that it is what n = 1 would give; the others' are hashed from seed and number.
+    """
+    params = request.params
+    if params.n == 1:
+        return [request]
+    seeds = [
+        params.seed if i == 0 or params.seed is None else stream_seed(params.seed, str(i)) for i in range(params.n)
+    ]
+    return [
+        replace(request, request_id=f"{request.request_id}/{i}", params=replace(params, n=1, seed=seed))
+        for i, seed in enumerate(seeds)
+    ]
 
 
 def _progress_bar(total: int) -> Progress:

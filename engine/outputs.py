@@ -42,7 +42,10 @@ class RequestStats(NamedTuple):
 class RequestOutput:
     """A request's output so far, or in the end.
 
-    ``text`` and ``token_ids`` are the whole output, ``new_text`` and ``new_token_ids`` what this step added.
+    ``text`` and ``token_ids`` are the whole output, ``new_text`` and ``new_token_ids`` what this step added. ``logprobs``
+    has a dict of token id to log-probability for every output token if ``SamplingParams.logprobs`` asked for them:
+    the token itself first, then the likeliest ones. ``other_samples`` holds samples 1 to n - 1 in what ``generate``
+    returns for ``SamplingParams.n`` > 1.
     ``output["text"]`` works too, as in nano-vllm's example.
     """
 
@@ -54,6 +57,13 @@ class RequestOutput:
     new_token_ids: list[int]
     finish_reason: str | None
     stats: RequestStats
+    logprobs: list[dict[int, float]] | None = None
+    other_samples: tuple[RequestOutput, ...] = ()
+
+    @property
+    def samples(self) -> tuple[RequestOutput, ...]:
+        """All n samples of the prompt, this one first."""
+        return (self, *self.other_samples)
 
     @property
     def finished(self) -> bool:

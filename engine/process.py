@@ -170,8 +170,18 @@ def _thread_limits(num_threads: int) -> dict[str, str]:
 
 
 def encode_request(request: Request) -> Message:
-    """A request as a small tuple; prompt ids travel as bytes."""
+    """A request as a small tuple; prompt ids travel as bytes.
+
+    Raises:
+        ValueError: the request asks for log-probabilities or several samples, which an engine process doesn't send.
+    """
     params = request.params
+    for name, value, plain in (("logprobs", params.logprobs, None), ("n", params.n, 1)):
+        if value != plain:
+            raise ValueError(
+                f"request {request.request_id!r} has {name} = {value!r}; an engine process takes only {plain!r}: "
+                "use LLM, in the same process"
+            )
     return (
         request.request_id,
         array.array("i", request.prompt_token_ids).tobytes(),

@@ -56,6 +56,7 @@ class Sequence:
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     content_numbers: list[int] = field(default_factory=list)  # of the full blocks entered in the prefix cache
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # of each output token, if the request asks for them
     order: int = 0
     preemptions: int = 0
     finish_reason: str | None = None

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from engine.attention.backends import BACKENDS
 from engine.config import EngineConfig
 from engine.executors.base import ScheduledBatch
-from engine.layers.sampler import sample, stream_seed
+from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed
 from engine.model_input import ModelInput, build_model_input
 from engine.model_runner import ModelRunner, cache_bytes_per_block
 from engine.native import BLOCK_SIZE as NATIVE_BLOCK_SIZE
 from engine.native import NativeRunner, NativeUnavailableError, kv_bytes_per_block, source_fingerprint
+from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
 from engine.weights.checkpoint import Checkpoint, load_checkpoint
 from engine.weights.fetch import say
@@ -59,14 +60,30 @@ class ModelExecutor:
         step = build_model_input(batch, self.block_size)
         logits = self.runner.forward(step)
         seqs = [seq for seq, needs in zip(batch.seqs, batch.needs_token, strict=True) if needs]
-        tokens: list[int] = []
-        if seqs:
-            seeds = [
-                seq.params.seed if seq.params.seed is not None else stream_seed(self.seed, seq.request_id)
-                for seq in seqs
-            ]
-            tokens = sample(logits, [seq.params for seq in seqs], seeds, [seq.num_tokens for seq in seqs])
+        tokens = self._choose(logits, seqs) if seqs else []
         return tokens, time.perf_counter() - started
+
+    def _choose(self, logits: NDArray[np.float32], seqs: list[Sequence]) -> list[int]:
+        """A token for each row; log-probabilities go straight to the sequences that ask for them."""
+        params = [seq.params for seq in seqs]
+        seeds = [
+            seq.params.seed if seq.params.seed is not None else stream_seed(self.seed, seq.request_id) for seq in seqs
+        ]
+        positions = [seq.num_tokens for seq in seqs]
+        special = [i for i, options in enumerate(params) if options.is_special]
+        if not special:
+            return sample(logits, params, seeds, positions)
+        rows = list(logits)
+        for i in special:
+            seq = seqs[i]
+            rows[i] = adjust(logits[i], params[i], seq.token_ids, seq.num_prompt_tokens, seq.eos_token_ids)
+        tokens = sample(rows, params, seeds, positions)
+        for i in special:
+            wanted = params[i].logprobs
+            if wanted is not None:
+                # A slice, not an append: a step that was abandoned after this point is computed again.
+                seqs[i].logprobs[seqs[i].num_output_tokens :] = [log_probabilities(logits[i], tokens[i], wanted)]
+        return tokens
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a request: its draws follow from seed and position."""

@@ -1,5 +1,8 @@
 """Chooses the next token of every row: greedy, or drawn after temperature, top-k, top-p and min-p, in that order.
 
+Barred tokens and penalties (:func:`adjust`) come before that, log-probabilities (:func:`log_probabilities`) from the
+logits as the model gave them; both take and give a row alone.
+
 The filters mean what transformers' logits warpers of the same names mean (ties with the last token kept are kept).
 Each draw inverts the distribution at one uniform number from a counter-based generator (Philox, Salmon et al. 2011)
 keyed by the request's seed and counted by the token's position: a request draws the same numbers in any batch and after
@@ -10,7 +13,8 @@ with numpy that is also several times faster on a CPU than the whole batch in to
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +39,67 @@ def uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(bits).random())
 
 
+def adjust(
+    row: Row, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int, eos_token_ids: Iterable[int]
+) -> Row:
+    """``row`` after penalties and with the ids barred that may not end the output yet; ``row`` itself where neither acts.
+
+    With l a token's logit, r, f, p the repetition, frequency and presence penalty and c its count in the output (vLLM's
+    order): l / r for l > 0, else l * r, if it is in prompt or output; then - f * c; then - p if c > 0. Ids outside the
+    vocabulary can never be drawn and need no bar. The caller's row is left as it is.
+
+    Args:
+        row: float32 [vocab].
+        params: the request's options.
+        token_ids: prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
+        eos_token_ids: the model's ids that end an output.
+    """
+    is_too_short = len(token_ids) - num_prompt_tokens < params.min_tokens
+    if not (is_too_short or params.has_penalties):
+        return row
+    row = row.copy()
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(np.asarray(token_ids, dtype=np.intp))
+        old, factor = row[seen], np.float32(params.repetition_penalty)
+        row[seen] = np.where(old > 0, old / factor, old * factor)
+    if params.frequency_penalty or params.presence_penalty:
+        output, counts = np.unique(np.asarray(token_ids[num_prompt_tokens:], dtype=np.intp), return_counts=True)
+        row[output] -= (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
+    if is_too_short:
+        barred = np.array([*eos_token_ids, *params.stop_token_ids], dtype=np.intp)
+        row[barred[(barred >= 0) & (barred < len(row))]] = -np.inf
+    return row
+
+
+def log_probabilities(row: Row, token_id: int, count: int) -> dict[int, float]:
+    """Natural log-probability of ``token_id``, then of the ``count`` likeliest tokens, best first (lower id on a tie).
+
+    ``row`` is float32 [vocab]. The dict has ``count`` + 1 entries, one less where the token is itself among the
+    likeliest, and never more than the vocabulary.
+    """
+    shifted = row.astype(np.float64) - row.max()
+    logs = shifted - np.log(np.exp(shifted).sum())
+    count = min(count, len(row))
+    found = {token_id: float(logs[token_id])}
+    if count:
+        least = np.partition(row, -count)[-count]
+        best = np.flatnonzero(row >= least)
+        best = best[np.argsort(-row[best], kind="stable")][:count]
+        found |= {int(i): float(logs[i]) for i in best}
+    return found
+
+
 def sample(
-    logits: NDArray[np.float32], params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+    logits: Sequence[Row] | NDArray[np.float32],
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    positions: Sequence[int],
 ) -> list[int]:
     """One token id a row.
 
     Args:
-        logits: float32 [R, vocab], left as they are; -inf bars a token.
+        logits: R rows of float32 [vocab], left as they are; -inf bars a token.
         params: options of each row.
         seeds: stream of each row (``SamplingParams.seed`` or :func:`stream_seed`).
         positions: position in its sequence of the token to be chosen; each is drawn at most once.
@@ -52,7 +110,7 @@ def sample(
     tokens = []
     for i, (row, options, seed, position) in enumerate(zip(logits, params, seeds, positions, strict=True)):
         greedy = int(row.argmax())
-        if not np.isfinite(row[greedy]):  # argmax finds NaN and +inf first
+        if not math.isfinite(row[greedy]):  # argmax finds NaN and +inf first
             raise FloatingPointError(f"logits of row {i} have NaN or +inf, or bar every token")
         tokens.append(
             greedy if options.temperature == 0.0 else _draw(row, row[greedy], options, uniform(seed, position))
