@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
+from scipy import stats
 
 from engine import LLM, SamplingParams
 from engine.text_stream import TextStream
@@ -147,3 +151,123 @@ def test_a_text_stream_gives_no_character_twice_and_none_of_a_stop_string(llm: L
     stream.finish()
     given += stream.take()
     assert given == stream.text == text.split(stop)[0]
+
+
+def eos_of(llm: LLM, count: int = 2) -> frozenset[int]:
+    """The ids of greedy outputs as ends, so that outputs end all the time."""
+    (output,) = llm.generate([[1, 2, 3]], replace(GREEDY, repetition_penalty=1.5), use_tqdm=False)
+    return frozenset(list(dict.fromkeys(output.token_ids))[:count])
+
+
+def test_each_of_several_ends_ends_and_min_tokens_bars_them_all(monkeypatch: pytest.MonkeyPatch, tiny: LLM) -> None:
+    ends = eos_of(tiny)
+    monkeypatch.setattr(tiny.core, "eos_token_ids", ends)
+    plain = SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.5)
+    (ended,) = tiny.generate([[1, 2, 3]], plain, use_tqdm=False)
+    assert (len(ended.token_ids), ended.finish_reason) == (1, "stop")
+    (second,) = tiny.generate([[1, 2, 3, ended.token_ids[0]]], plain, use_tqdm=False)
+    assert set(second.token_ids) <= ends
+    for ignore_eos in (False, True):
+        longer = replace(plain, min_tokens=9, ignore_eos=ignore_eos, stop_token_ids=(77,))
+        (output,) = tiny.generate([[1, 2, 3]], longer, use_tqdm=False)
+        assert len(output.token_ids) >= 9
+        assert not (ends | {77}) & set(output.token_ids[:9])
+
+
+def test_log_probabilities_are_the_models_own_whatever_is_sampled(tiny: LLM) -> None:
+    prompt = [5, 6, 7, 8]
+    odd = SamplingParams(temperature=3.0, top_k=50, seed=4, max_tokens=6, frequency_penalty=1.0, ignore_eos=True)
+    sampled, plain = tiny.generate([prompt, prompt], [replace(odd, logprobs=3), odd], use_tqdm=False)
+    assert plain.logprobs is None
+    assert sampled.logprobs is not None
+    assert sampled.token_ids == plain.token_ids, "asking changed the tokens"
+    for i, (token, found) in enumerate(zip(sampled.token_ids, sampled.logprobs, strict=True)):
+        greedy = SamplingParams(temperature=0.0, max_tokens=1, logprobs=tiny.info.vocab_size)
+        (teacher,) = tiny.generate([prompt + sampled.token_ids[:i]], greedy, use_tqdm=False)
+        assert teacher.logprobs is not None
+        every = teacher.logprobs[0]
+        assert sum(math.exp(value) for value in every.values()) == pytest.approx(1.0)
+        assert next(iter(found)) == token
+        best = list(every)[:3]
+        assert list(found) == [token, *(i for i in best if i != token)]
+        assert found == pytest.approx({i: every[i] for i in found}, abs=1e-5)
+
+
+def test_log_probabilities_survive_preemption() -> None:
+    small, large = (
+        LLM("random:tiny-llama", attention="reference", block_size=4, num_kv_blocks=blocks, max_num_batched_tokens=256)
+        for blocks in (14, 64)
+    )
+    params = SamplingParams(temperature=1.0, seed=2, max_tokens=20, ignore_eos=True, logprobs=2)
+    prompts = [list(range(i, i + 8)) for i in range(1, 5)]
+    tight = small.generate(prompts, params, use_tqdm=False)
+    assert any(output.stats.preemptions for output in tight)
+    roomy = large.generate(prompts, params, use_tqdm=False)
+    assert [(o.token_ids, o.logprobs) for o in tight] == [(o.token_ids, o.logprobs) for o in roomy]
+
+
+def test_n_samples_differ_and_the_first_is_what_one_gives(tiny: LLM) -> None:
+    params = SamplingParams(seed=11, max_tokens=8, ignore_eos=True)
+    prompts = [list(range(1, 40)), [3, 4, 5]]
+    alone = tiny.generate(prompts, params, use_tqdm=False)
+    first, second = tiny.generate(prompts, [replace(params, n=5), params], use_tqdm=False)
+    assert first.samples[0] is first
+    assert [sample.request_id.rpartition("/")[2] for sample in first.samples] == list("01234")
+    assert len({tuple(sample.token_ids) for sample in first.samples}) == 5
+    assert first.token_ids == alone[0].token_ids
+    assert (second.token_ids, second.samples) == (alone[1].token_ids, (second,))
+    assert first.samples[4].stats.cached_tokens >= 32, "the prompt's blocks were not shared"
+    again = tiny.generate(prompts[:1], replace(params, n=5), use_tqdm=False)[0]
+    assert [sample.token_ids for sample in again.samples] == [sample.token_ids for sample in first.samples]
+
+
+def test_samples_follow_the_models_distribution() -> None:
+    """First tokens of 600 samples against the log-probabilities of the same prompt, by chi-square."""
+    llm = LLM("random:tiny-llama", backend="torch", num_kv_blocks=256, max_num_seqs=128, max_num_batched_tokens=512)
+    count, kept = 600, 12
+    greedy = SamplingParams(temperature=0.0, max_tokens=1, logprobs=kept)
+    (teacher,) = llm.generate([[9, 8, 7]], greedy, use_tqdm=False)
+    assert teacher.logprobs is not None
+    weights = {i: math.exp(value) for i, value in teacher.logprobs[0].items()}
+    params = SamplingParams(top_k=kept, seed=5, max_tokens=1, n=count)
+    (output,) = llm.generate([[9, 8, 7]], params, use_tqdm=False)
+    drawn = [sample.token_ids[0] for sample in output.samples]
+    assert set(drawn) <= set(weights)
+    expected = [count * weight / sum(weights.values()) for weight in weights.values()]
+    assert stats.chisquare([drawn.count(i) for i in weights], expected).pvalue > 1e-4
+
+
+def test_aborting_a_request_ends_its_samples_and_aborting_one_sample_ends_that(tiny: LLM) -> None:
+    free = tiny.core.scheduler.block_manager.num_free_blocks
+    params = SamplingParams(max_tokens=30, ignore_eos=True, n=3)
+    tiny.add_request([1, 2, 3], params, request_id="many")
+    with pytest.raises(ValueError, match="live already"):
+        tiny.add_request([1, 2, 3], params, request_id="many")
+    assert {output.request_id for output in tiny.step()} == {"many/0", "many/1", "many/2"}
+    tiny.abort("many/1")
+    ended = {output.request_id: output.finish_reason for output in tiny.step()}
+    assert ended == {"many/0": None, "many/1": "aborted", "many/2": None}
+    with pytest.raises(ValueError, match="live already"):
+        tiny.add_request([1, 2, 3], params, request_id="many")
+    tiny.abort("many")
+    ended = {output.request_id: output.finish_reason for output in tiny.step()}
+    assert ended == {"many/0": "aborted", "many/2": "aborted"}
+    assert tiny.is_finished()
+    assert tiny.core.scheduler.block_manager.num_free_blocks == free
+    assert tiny.add_request([1, 2, 3], replace(params, max_tokens=1), request_id="many") == "many"
+    assert len(tiny.step()) == 3
+
+
+def test_samples_that_do_not_all_fit_in_the_line_leave_nothing_behind() -> None:
+    llm = LLM("random:tiny-llama", backend="torch", num_kv_blocks=64, max_queue=2)
+    with pytest.raises(ValueError, match="max_queue"):
+        llm.add_request([1, 2], SamplingParams(n=3), request_id="many")
+    assert llm.is_finished()
+    llm.add_request([1, 2], SamplingParams(n=2, max_tokens=1), request_id="many")
+    assert [output.finish_reason for output in llm.step()] == ["length"] * 2
+
+
+def test_log_probabilities_of_an_executor_without_a_model_are_refused() -> None:
+    llm = LLM(executor="emulated", step_time={"base_s": 1e-4}, num_kv_blocks=64)
+    with pytest.raises(ValueError, match="emulated executor has no probabilities"):
+        llm.add_request([1, 2], SamplingParams(logprobs=1))

@@ -9,12 +9,13 @@ from scipy import stats
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from engine.layers.sampler import sample, stream_seed, uniform
+from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed, uniform
 from engine.sampling_params import SamplingParams
 
 VOCAB = 60
@@ -50,11 +51,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("params", OPTIONS, ids=str)
-def test_frequencies_match_transformers_distribution(params: SamplingParams) -> None:
+def check_frequencies(row: np.ndarray, expected: np.ndarray, params: SamplingParams) -> None:
+    """Draws from ``row`` against the ``expected`` probabilities: none that is barred, the others by chi-square."""
     draws = 4000
-    row = logits(1)[0]
-    expected = transformers_distribution(row, params)
     tokens = sample(np.broadcast_to(row, (draws, VOCAB)), [params] * draws, [123] * draws, range(draws))
     counts = np.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0.0].any(), "a token was drawn that the filters bar"
@@ -66,6 +65,12 @@ def test_frequencies_match_transformers_distribution(params: SamplingParams) -> 
         observed, wanted = np.append(observed[:-2], observed[-2:].sum()), np.append(wanted[:-2], wanted[-2:].sum())
     if len(wanted) > 1:
         assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("params", OPTIONS, ids=str)
+def test_frequencies_match_transformers_distribution(params: SamplingParams) -> None:
+    row = logits(1)[0]
+    check_frequencies(row, transformers_distribution(row, params), params)
 
 
 def test_the_kept_sets_equal_transformers_on_a_large_vocabulary() -> None:
@@ -146,3 +151,94 @@ def test_tokens_of_no_weight_are_never_drawn_at_the_ends_of_the_unit_interval(mo
     for number, token in ((0.0, 1), (0.5, 300), (1.0 - 2**-53, 700)):
         monkeypatch.setattr("engine.layers.sampler.uniform", lambda seed, position, number=number: number)
         assert sample(row, [SamplingParams()], [0], [0]) == [token]
+
+
+PENALTIES = [
+    SamplingParams(repetition_penalty=1.7),
+    SamplingParams(presence_penalty=1.2),
+    SamplingParams(frequency_penalty=0.6),
+    SamplingParams(presence_penalty=-0.5, frequency_penalty=-0.3),
+    SamplingParams(repetition_penalty=0.8, presence_penalty=0.7, frequency_penalty=0.4, temperature=1.3, top_k=30),
+]
+PROMPT, OUTPUT = [3, 4, 4, 9, 20], [4, 7, 7, 7, 31, 59]
+
+
+def penalized_by_hand(row: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """vLLM's formula, token by token; transformers' processor for the repetition."""
+    repetition = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+    penalized = repetition(torch.tensor([PROMPT + OUTPUT]), torch.from_numpy(row[None].copy()))[0].numpy()
+    for token in range(len(row)):
+        count = OUTPUT.count(token)
+        penalized[token] -= params.frequency_penalty * count
+        if count:
+            penalized[token] -= params.presence_penalty
+    return np.asarray(penalized)
+
+
+@pytest.mark.parametrize("params", PENALTIES, ids=str)
+def test_frequencies_match_the_softmax_of_penalized_logits(params: SamplingParams) -> None:
+    row = logits(1)[0]
+    row[5] = -np.inf
+    before = row.copy()
+    adjusted = adjust(row, params, PROMPT + OUTPUT, len(PROMPT), frozenset())
+    expected = penalized_by_hand(row, params)
+    np.testing.assert_allclose(adjusted, expected, rtol=1e-6)
+    check_frequencies(adjusted, transformers_distribution(expected, params), params)
+    assert np.array_equal(row, before), "the caller's logits were changed"
+
+
+def test_a_row_without_penalties_is_not_even_copied() -> None:
+    row = logits(1)[0]
+    assert adjust(row, SamplingParams(), PROMPT + OUTPUT, len(PROMPT), {1}) is row
+    assert adjust(row, SamplingParams(min_tokens=len(OUTPUT)), PROMPT + OUTPUT, len(PROMPT), {1}) is row
+
+
+def test_before_the_first_output_token_only_the_repetition_of_the_prompt_counts() -> None:
+    row = logits(1)[0]
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=2.0, frequency_penalty=2.0)
+    changed = np.flatnonzero(adjust(row, params, PROMPT, len(PROMPT), frozenset()) != row)
+    assert changed.tolist() == sorted(set(PROMPT))
+
+
+def test_until_min_tokens_ends_are_barred_and_the_rest_keeps_its_odds() -> None:
+    row = logits(1)[0]
+    params = SamplingParams(min_tokens=len(OUTPUT) + 1, max_tokens=20, stop_token_ids=(6, VOCAB + 5), ignore_eos=True)
+    barred = adjust(row, params, PROMPT + OUTPUT, len(PROMPT), frozenset({8, 11}))
+    assert np.flatnonzero(np.isneginf(barred)).tolist() == [6, 8, 11]
+    expected = np.exp(row.astype(np.float64))
+    expected[[6, 8, 11]] = 0.0
+    check_frequencies(barred, expected / expected.sum(), params)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, VOCAB, VOCAB + 1])
+def test_log_probabilities_are_torchs_and_sorted(count: int) -> None:
+    row = logits(1)[0]
+    row[17] = -np.inf
+    expected = torch.log_softmax(torch.from_numpy(row).double(), dim=-1)
+    token = int(expected.topk(3).indices[2])
+    found = log_probabilities(row, token, count)
+    best = expected.topk(min(count, VOCAB)).indices.tolist()
+    assert list(found) == [token, *(i for i in best if i != token)]
+    np.testing.assert_allclose(list(found.values()), expected[list(found)].numpy(), rtol=1e-12)
+
+
+def test_of_equal_logits_the_lower_ids_are_listed() -> None:
+    assert list(log_probabilities(np.zeros(9, dtype=np.float32), 8, 3)) == [8, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", float("-inf")),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("n", 0),
+        ("n", 1.5),
+    ],
+)
+def test_options_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"SamplingParams.{name} is"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
