@@ -22,7 +22,8 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def tiny() -> LLM:
-    return LLM("random:tiny-llama", backend="torch", num_kv_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
+    options = {"backend": "torch", "num_threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4}
+    return LLM("random:tiny-llama", max_num_batched_tokens=16, **options)
 
 
 def test_the_model_knows_its_capital(llm: LLM) -> None:
@@ -195,7 +196,7 @@ def test_log_probabilities_are_the_models_own_whatever_is_sampled(tiny: LLM) -> 
 
 def test_log_probabilities_survive_preemption() -> None:
     small, large = (
-        LLM("random:tiny-llama", attention="reference", block_size=4, num_kv_blocks=blocks, max_num_batched_tokens=256)
+        LLM("random:tiny-llama", attention="reference", num_threads=1, block_size=4, num_kv_blocks=blocks)
         for blocks in (14, 64)
     )
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=20, ignore_eos=True, logprobs=2)
@@ -223,7 +224,7 @@ def test_n_samples_differ_and_the_first_is_what_one_gives(tiny: LLM) -> None:
 
 def test_samples_follow_the_models_distribution() -> None:
     """First tokens of 600 samples against the log-probabilities of the same prompt, by chi-square."""
-    llm = LLM("random:tiny-llama", backend="torch", num_kv_blocks=256, max_num_seqs=128, max_num_batched_tokens=512)
+    llm = LLM("random:tiny-llama", backend="torch", num_threads=1, max_num_seqs=128, num_kv_blocks=256)
     count, kept = 600, 12
     greedy = SamplingParams(temperature=0.0, max_tokens=1, logprobs=kept)
     (teacher,) = llm.generate([[9, 8, 7]], greedy, use_tqdm=False)
@@ -259,7 +260,7 @@ def test_aborting_a_request_ends_its_samples_and_aborting_one_sample_ends_that(t
 
 
 def test_samples_that_do_not_all_fit_in_the_line_leave_nothing_behind() -> None:
-    llm = LLM("random:tiny-llama", backend="torch", num_kv_blocks=64, max_queue=2)
+    llm = LLM("random:tiny-llama", backend="torch", num_threads=1, num_kv_blocks=64, max_queue=2)
     with pytest.raises(ValueError, match="max_queue"):
         llm.add_request([1, 2], SamplingParams(n=3), request_id="many")
     assert llm.is_finished()
