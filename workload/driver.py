@@ -110,35 +110,39 @@ class Driver:
     def _now(self) -> float:
         return self._target.now() - self._origin_s
 
+    def _reached(self, moment_s: float) -> bool:
+        """Whether ``moment_s`` has come, by the sum that ``wait`` was given: a difference may round to just before it."""
+        return self._target.now() >= self._origin_s + moment_s
+
     def _drive(self) -> None:
         while True:
-            now_s = self._now()
-            if self._is_over(now_s):
+            if self._is_over():
                 return
-            self._send_due(now_s)
+            self._send_due()
             self._receive()
             due_s = self._loop.next_due()
             now_s = self._now()
             overdue_s = now_s - self._housekeeping_s
             if overdue_s >= 0 and (due_s - now_s > QUIET_S or overdue_s > OVERDUE_S):
                 self._housekeep(now_s)
-            wake_s = min(due_s, max(self._housekeeping_s, now_s + QUIET_S), self._deadline_s(now_s))
+            wake_s = min(due_s, max(self._housekeeping_s, now_s + QUIET_S), self._deadline_s())
             self._target.wait(self._origin_s + wake_s)
 
-    def _deadline_s(self, now_s: float) -> float:
+    def _deadline_s(self) -> float:
         """When something has to happen without news: the end of the measured phase, then the limit."""
         measure_end_s = self._phases.measure_end_s
-        return measure_end_s if now_s < measure_end_s else measure_end_s + self._cooldown_limit_s
+        return measure_end_s + self._cooldown_limit_s if self._reached(measure_end_s) else measure_end_s
 
-    def _is_over(self, now_s: float) -> bool:
+    def _is_over(self) -> bool:
         if self._loop.exhausted and not self._in_flight and not self._capped:
             return True
-        if now_s < self._phases.measure_end_s:
+        if not self._reached(self._phases.measure_end_s):
             return False
-        return self._measured_open == 0 or now_s >= self._phases.measure_end_s + self._cooldown_limit_s
+        return self._measured_open == 0 or self._reached(self._phases.measure_end_s + self._cooldown_limit_s)
 
-    def _send_due(self, now_s: float) -> None:
-        while self._loop.next_due() <= now_s:
+    def _send_due(self) -> None:
+        while self._reached(self._loop.next_due()):
+            now_s = self._now()
             offer = self._loop.take()
             record = self._new_record(offer)
             if len(self._in_flight) >= self._cap:
@@ -146,7 +150,6 @@ class Driver:
             else:
                 self._send(offer, record)
                 self._receive()
-            now_s = self._now()
 
     def _new_record(self, offer: Offer) -> RequestRecord:
         request = offer.request
