@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
@@ -205,6 +204,8 @@ def stationary_bootstrap(
     if series.size < needed:
         raise TooShort(f"correlation time of {time:.3g} observations, for the bootstrap", series.size, needed)
     measure: Callable[[NDArray[np.float64]], float] = (lambda v: float(np.mean(v))) if statistic is None else statistic
+    from arch.bootstrap import StationaryBootstrap, optimal_block_length  # takes seconds to import
+
     block = max(1.0, float(optimal_block_length(series)["stationary"].iloc[0]))
     resampler: Any = StationaryBootstrap(block, series, seed=seed)
     low, high = resampler.conf_int(measure, reps=resamples, method="basic", size=confidence).ravel()

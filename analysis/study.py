@@ -54,8 +54,10 @@ class Calibration:
 
     @cached_property
     def step_time(self) -> StepTimeModel | ValueError | None:
-        """The step-time model of its grid; why there is none; None without a grid."""
-        return None if self.grid is None else _or_reason(fit_step_time, self.grid)
+        """The step-time model of its grid and of the loop before the sweep; why there is none; None without a grid."""
+        if self.grid is None:
+            return None
+        return _or_reason(fit_step_time, [run for run in (self.grid, self.before) if run is not None])
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def open_study(results: str | Path) -> StudyResults:
     return StudyResults(root, str(measured[0].meta.get("study", root.name)), tuple(measured), calibrations)
 
 
-def _or_reason(statement: Callable[..., T], *runs: Run) -> T | ValueError:
+def _or_reason(statement: Callable[..., T], *runs: Run | list[Run]) -> T | ValueError:
     try:
         return statement(*runs)
     except ValueError as reason:  # TooShort is one

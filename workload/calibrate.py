@@ -29,6 +29,7 @@ def grid_levels(max_num_seqs: int) -> list[int]:
 
 def step_grid(
     prompt_tokens: Lengths,
+    output_tokens: Lengths,
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
@@ -39,12 +40,17 @@ def step_grid(
     """Batches that span what the workload's steps will look like: batch size x context, and prompt chunks alone.
 
     Args:
-        prompt_tokens: prompt lengths of the workload; contexts are its deciles 1, 5 and 9.
+        prompt_tokens, output_tokens: lengths of the workload. Contexts are deciles 1 and 5 of the prompts and 95 % of
+            prompt and output together, so that hardly a step of a run lies outside the grid.
         max_prompt: the longest prompt the target takes.
         source: where the prompts' tokens come from.
         rounds: how often the whole grid is run; its order alternates, so that a drift does not look like an effect.
     """
-    contexts = sorted({int(length) for length in np.quantile(prompt_tokens, [0.1, 0.5, 0.9], method="inverted_cdf")})
+    levels = [
+        *np.quantile(prompt_tokens, [0.1, 0.5], method="inverted_cdf"),
+        np.quantile(prompt_tokens + output_tokens, 0.95, method="inverted_cdf"),
+    ]
+    contexts = sorted({min(int(length), max_prompt) for length in levels})
     chunk = min(max_num_batched_tokens, max_prompt)
     chunks = sorted({1, 4, 16, 64, chunk} & set(range(1, chunk + 1)))
     cells = [(size, context) for size in grid_levels(max_num_seqs) for context in contexts]

@@ -6,11 +6,9 @@ Time is the target's (``Target.now``), so the same driver runs in real and in vi
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,17 +91,16 @@ class Driver:
             TargetFailed: the target died; requests in flight are recorded as failed.
             KeyboardInterrupt: rows so far are written, requests in flight as censored.
         """
-        with _no_garbage_collection():
-            try:
-                self._drive()
-                end_s = self._now()
-                self._abort_rest()
-            except TargetFailed as failure:
-                self._give_up("failed", str(failure))
-                raise
-            except KeyboardInterrupt:
-                self._give_up(None, None)
-                raise
+        try:
+            self._drive()
+            end_s = self._now()
+            self._abort_rest()
+        except TargetFailed as failure:
+            self._give_up("failed", str(failure))
+            raise
+        except KeyboardInterrupt:
+            self._give_up(None, None)
+            raise
         start_s, measure_end_s = self._phases.window(end_s)
         return DriveResult(start_s, measure_end_s, end_s, self._counts, self._lags)
 
@@ -249,18 +246,3 @@ class Driver:
                     recent[len(recent) // 2] if recent else math.nan,
                 )
             )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """No collector pauses between a deadline and its request."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()

@@ -117,13 +117,13 @@ class RequestList:
 
 
 class OpenLoop(PlainLoop):
-    """Sends request i at ``times[i]``, whatever becomes of the others."""
+    """Sends request i at ``times[i]``, whatever becomes of the others. Requests are made now, not when they are due."""
 
     def __init__(self, times: NDArray[np.float64], requests: Requests) -> None:
         if len(times) > len(requests):
             raise ValueError(f"{len(times)} arrivals but only {len(requests)} requests")
         self._times = times.tolist()
-        self._requests = requests
+        self._requests = [requests[index] for index in range(len(times))]
         self._next = 0
 
     @property

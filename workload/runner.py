@@ -190,9 +190,8 @@ class _Session:
         self._target.finish_run()
 
     def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
-        prompt_tokens, _ = run_lengths(mix, LIST_LENGTH)
         loop = step_grid(
-            prompt_tokens,
+            *run_lengths(mix, LIST_LENGTH),
             max_num_seqs=self._config.max_num_seqs,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             max_prompt=self._max_model_len - DECODE_STEPS,
