@@ -14,7 +14,7 @@ from engine.process import EngineProcess, EngineProcessDied
 from engine.sequence import Request
 from workload.targets.base import TargetEvent, TargetFailed
 
-SPIN_S = 1e-3  # sleep wakes up late by up to about this much; the last stretch before a deadline is spun
+SPIN_S = 2.5e-3  # sleep wakes up late by up to about this much; the last stretch before a deadline is spun
 
 
 class ProcessTarget:
