@@ -19,7 +19,7 @@ from workload.run_directory import ClientTables
 from workload.targets.base import Target, TargetEvent, TargetFailed
 
 HOUSEKEEPING_S = 0.5  # rows are flushed and progress is told this often, where no deadline is near
-QUIET_S = 5e-3  # a deadline nearer than this postpones housekeeping,
+QUIET_S = 20e-3  # a deadline nearer than this postpones housekeeping (a flush can take 10 ms),
 OVERDUE_S = 5.0  # but not for longer than this
 DRAIN_LIMIT_S = 60.0  # how long a target may take to confirm that what was left over has been aborted
 
