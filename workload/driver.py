@@ -53,6 +53,8 @@ class Driver:
         phases: tells warm-up, measurement and cool-down apart.
         cooldown_limit_s: how long after the measured phase its last requests are waited for; then they are censored.
         max_concurrency: a cap on requests in flight that the user asked for; the wait for it is ``cap_wait``.
+        timeout_s: a client's patience, counted from the intended arrival like every latency. Then its request is aborted
+            (or, under a cap, never sent); it ends as ``timeout`` when the target has let go of it.
         on_progress: called now and then.
     """
 
@@ -66,6 +68,7 @@ class Driver:
         origin_s: float,
         cooldown_limit_s: float = 60.0,
         max_concurrency: int | None = None,
+        timeout_s: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self._target = target
@@ -75,6 +78,8 @@ class Driver:
         self._origin_s = origin_s
         self._cooldown_limit_s = cooldown_limit_s
         self._cap = math.inf if max_concurrency is None else max_concurrency
+        self._timeout_s = timeout_s
+        self._patience: deque[tuple[float, RequestRecord]] = deque()  # when each client gives up, in order of arrival
         self._on_progress = on_progress
         self._in_flight: dict[str, RequestRecord] = {}
         self._capped: deque[tuple[Offer, RequestRecord, float]] = deque()
@@ -117,12 +122,13 @@ class Driver:
                 return
             self._send_due()
             self._receive()
+            gives_up_s = self._time_out()
             due_s = self._loop.next_due()
             now_s = self._now()
             overdue_s = now_s - self._housekeeping_s
             if overdue_s >= 0 and (due_s - now_s > QUIET_S or overdue_s > OVERDUE_S):
                 self._housekeep(now_s)
-            wake_s = min(due_s, max(self._housekeeping_s, now_s + QUIET_S), self._deadline_s())
+            wake_s = min(due_s, max(self._housekeeping_s, now_s + QUIET_S), self._deadline_s(), gives_up_s)
             self._target.wait(self._origin_s + wake_s)
 
     def _deadline_s(self) -> float:
@@ -148,11 +154,38 @@ class Driver:
                 self._send(offer, record)
                 self._receive()
 
+    def _time_out(self) -> float:
+        """Give up on the requests whose time is over; returns when the next one's will be."""
+        while self._patience:
+            gives_up_s, record = self._patience[0]
+            if record.finish_reason is None and not self._reached(gives_up_s):
+                return gives_up_s
+            self._patience.popleft()
+            if record.finish_reason is not None:
+                continue
+            record.finish_reason = "timeout"
+            record.error = f"gave up {self._timeout_s:g} s after its intended arrival"
+            if record.request_id in self._in_flight:
+                self._target.abort(record.request_id)
+            else:
+                self._time_out_unsent(record)
+        return math.inf
+
+    def _time_out_unsent(self, record: RequestRecord) -> None:
+        """A request whose time ran out while it waited for the user's own cap."""
+        (at,) = (at for at, (_, waiting, _) in enumerate(self._capped) if waiting is record)
+        now_s = self._now()
+        record.finished_s = now_s
+        record.cap_wait = now_s - self._capped[at][2]
+        del self._capped[at]
+        self._close(record)
+        self._loop.on_end(record.request_id, now_s)
+
     def _new_record(self, offer: Offer) -> RequestRecord:
         request = offer.request
         phase = self._phases.phase_of(offer.intended_s)
         self._measured_open += phase == "measure"
-        return RequestRecord(
+        record = RequestRecord(
             request_id=request.request_id,
             phase=phase,
             intended_s=offer.intended_s,
@@ -163,6 +196,9 @@ class Driver:
             turn=offer.turn,
             priority=request.priority,
         )
+        if self._timeout_s is not None:
+            self._patience.append((record.intended_s + self._timeout_s, record))
+        return record
 
     def _send(self, offer: Offer, record: RequestRecord) -> None:
         self._in_flight[record.request_id] = record
@@ -179,17 +215,18 @@ class Driver:
 
     def _on_event(self, event: TargetEvent, now_s: float) -> None:
         record = self._in_flight[event.request_id]
-        if event.token_ids:
+        if event.token_ids and record.finish_reason is None:  # nobody listens any more after a timeout
             if not record.token_s:
                 self._recent_ttft.append(now_s - record.intended_s)
             record.token_s += [now_s] * len(event.token_ids)
             self._loop.on_tokens(event.request_id, event.token_ids)
         if event.finish_reason is None:
             return
-        record.finish_reason = event.finish_reason
+        if record.finish_reason is None:
+            record.finish_reason = event.finish_reason
+            record.error = event.error
         record.finished_s = now_s
         record.stats = event.stats
-        record.error = event.error
         del self._in_flight[event.request_id]
         self._close(record)
         self._loop.on_end(event.request_id, now_s)
@@ -207,8 +244,9 @@ class Driver:
     def _abort_rest(self) -> None:
         """Abort what is still in flight, so that the target is empty for the next run; its rows are censored."""
         left = dict(self._in_flight)
-        for request_id in left:
-            self._target.abort(request_id)
+        for request_id, record in left.items():
+            if record.finish_reason is None:
+                self._target.abort(request_id)
         limit_s = self._now() + DRAIN_LIMIT_S
         while self._in_flight:
             if self._now() > limit_s:
@@ -226,7 +264,8 @@ class Driver:
 
     def _give_up(self, reason: str | None, error: str | None) -> None:
         for record in [*self._in_flight.values(), *(record for _, record, _ in self._capped)]:
-            record.finish_reason, record.error = reason, error
+            if record.finish_reason is None:
+                record.finish_reason, record.error = reason, error
             self._close(record)
         self._tables.flush()
 

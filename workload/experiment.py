@@ -26,12 +26,23 @@ from workload.lengths import (
     parse_lengths,
 )
 from workload.processes.base import ArrivalSpec
+from workload.processes.responsive import Sessions
 from workload.prompts import PromptSpec, parse_prompts
 from workload.schema import Path as KeyPath
 from workload.schema import SpecError, did_you_mean, validate
 from workload.seeds import Seeds, run_seeds
 from workload.study_file import StudyError, StudyFile
-from workload.study_keys import SLO, CalibrationKeys, ExperimentKeys, Limit, Span, StudyKeys, WorkloadKeys
+from workload.study_keys import (
+    SLO,
+    CalibrationKeys,
+    ExperimentKeys,
+    Limit,
+    PriorityMix,
+    RecordKeys,
+    Span,
+    StudyKeys,
+    WorkloadKeys,
+)
 from workload.sweep import Point, Section, expand, folder_safe
 
 SECTIONS = tuple(name for name in WorkloadKeys.model_fields if name != "natural")
@@ -66,6 +77,10 @@ class RunSpec:
     warmup: Span
     measure: Span
     cooldown: Limit
+    max_concurrency: int | None
+    timeout: Limit | None
+    priority: PriorityMix | None
+    record: RecordKeys
     slo: SLO
     compare: tuple[str, ...]
     seed_group: str
@@ -175,6 +190,9 @@ class _Loader:
         labels: set[str] = set()
         for point in expand(sections, keys.zip, where):
             parts = self.typed(point, sections)
+            if keys.priority is not None and isinstance(parts["arrivals"], Sessions):
+                problem = "given with sessions, whose turns all have priority 0; another arrival process is needed"
+                raise SpecError((*where, "priority"), problem)
             label = point.label or _default_label(parts["arrivals"])
             assert label not in labels
             labels.add(label)
@@ -194,6 +212,10 @@ class _Loader:
                             warmup=keys.warmup,
                             measure=keys.measure,
                             cooldown=keys.cooldown,
+                            max_concurrency=keys.max_concurrency,
+                            timeout=keys.timeout,
+                            priority=keys.priority,
+                            record=keys.record,
                             slo=slo,
                             compare=keys.compare,
                             seed_group=group,

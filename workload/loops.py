@@ -79,6 +79,7 @@ class RequestList:
         natural: let the model end an output itself.
         seed: of the sampling streams.
         predicted: output lengths that policies may see.
+        priorities: of each request, lower first; ``None`` is 0 for all.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class RequestList:
         natural: bool = False,
         seed: int = 0,
         predicted: Sequence[int] | NDArray[np.int64] | None = None,
+        priorities: Sequence[int] | NDArray[np.int64] | None = None,
         prefix: str = "",
     ) -> None:
         if len(prompts) != len(output_tokens):
@@ -98,6 +100,7 @@ class RequestList:
         self._natural = natural
         self._seed = seed
         self._predicted = predicted
+        self._priorities = priorities
         self._prefix = prefix
 
     def __len__(self) -> int:
@@ -113,7 +116,8 @@ class RequestList:
             ignore_eos=not self._natural,
         )
         predicted = None if self._predicted is None else int(self._predicted[at])
-        return Request(f"{self._prefix}{index}", self._prompts[at].tolist(), params, predicted_output_tokens=predicted)
+        priority = 0 if self._priorities is None else int(self._priorities[at])
+        return Request(f"{self._prefix}{index}", self._prompts[at].tolist(), params, priority, predicted)
 
 
 class OpenLoop(PlainLoop):

@@ -30,6 +30,8 @@ def measure(
     about: dict[str, Any],
     cooldown_s: float = 60.0,
     max_concurrency: int | None = None,
+    timeout_s: float | None = None,
+    record_tokens: bool = True,
     record_prompts: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
@@ -39,6 +41,8 @@ def measure(
         path: where the complete run goes.
         about: what run.json says beside the facts observed here (names, the resolved spec, the rate).
         cooldown_s: how long the last measured requests are waited for.
+        max_concurrency, timeout_s: see ``workload.driver.Driver``.
+        record_tokens, record_prompts: whether the tables ``tokens`` and ``prompts`` are written.
 
     Raises:
         TargetFailed: the target died; what was recorded stays in ``<path>.partial``, labelled failed.
@@ -53,6 +57,8 @@ def measure(
             about,
             cooldown_s=cooldown_s,
             max_concurrency=max_concurrency,
+            timeout_s=timeout_s,
+            record_tokens=record_tokens,
             record_prompts=record_prompts,
             on_progress=on_progress,
         )
@@ -67,6 +73,8 @@ def _measure(
     *,
     cooldown_s: float,
     max_concurrency: int | None,
+    timeout_s: float | None,
+    record_tokens: bool,
     record_prompts: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> Path:
@@ -75,7 +83,7 @@ def _measure(
     offset_before = target.clock_offset()
     origin_s = target.now() + LEAD_S
     meta["wall_clock_anchor"] = {"unix_s": time.time() + LEAD_S, "monotonic_s": origin_s}
-    tables = ClientTables(directory.path, origin_s, record_prompts)
+    tables = ClientTables(directory.path, origin_s, record_prompts, record_tokens=record_tokens)
     try:
         target.start_run(directory.path, origin_s)
         driver = Driver(
@@ -86,6 +94,7 @@ def _measure(
             origin_s=origin_s,
             cooldown_limit_s=cooldown_s,
             max_concurrency=max_concurrency,
+            timeout_s=timeout_s,
             on_progress=on_progress,
         )
         result = driver.run()

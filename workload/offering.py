@@ -90,11 +90,16 @@ def request_list(
         run.prompts, prompt_tokens, vocabulary.size, run.seeds.prompts, vocabulary.special_ids, hash_ids
     )
     seed = run.seeds.engine % SEED_SPAN
-    return RequestList(prompts, output_tokens, natural=run.natural, seed=seed, predicted=predicted)
+    priorities = None if run.priority is None else run.priority.draw(len(prompts), run.seeds.priority)
+    return RequestList(
+        prompts, output_tokens, natural=run.natural, seed=seed, predicted=predicted, priorities=priorities
+    )
 
 
-def prompts_matter(run: RunSpec) -> bool:
-    """Whether the prompts' content belongs into the record: they share prefixes or hold history."""
+def keeps_prompts(run: RunSpec) -> bool:
+    """Whether the prompts' content belongs into the record: as asked for, or because they share prefixes or hold history."""
+    if run.record.prompts != "auto":
+        return run.record.prompts
     return isinstance(run.arrivals, Sessions) or not isinstance(run.prompts, RandomTokens)
 
 

@@ -15,17 +15,20 @@ PARTIAL_SUFFIX = ".partial"
 
 
 class ClientTables:
-    """The client's tables of one run: ``requests``, ``tokens`` and, if wanted, ``prompts``."""
+    """The client's tables of one run: ``requests`` and, if wanted, ``tokens`` and ``prompts``."""
 
-    def __init__(self, directory: Path, origin_s: float, record_prompts: bool = False) -> None:
+    def __init__(
+        self, directory: Path, origin_s: float, record_prompts: bool = False, *, record_tokens: bool = True
+    ) -> None:
         self._origin_s = origin_s
         self._requests = TableWriter(directory, "requests", REQUESTS)
-        self._tokens = TableWriter(directory, "tokens", TOKENS)
+        self._tokens = TableWriter(directory, "tokens", TOKENS) if record_tokens else None
         self._prompts = TableWriter(directory, "prompts", PROMPTS) if record_prompts else None
 
     def record_request(self, record: RequestRecord) -> None:
         self._requests.append(record.row(self._origin_s))
-        self._tokens.append((record.request_id, record.token_s))
+        if self._tokens is not None:
+            self._tokens.append((record.request_id, record.token_s))
 
     def record_prompt(self, request: Request) -> None:
         if self._prompts is not None:

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from workload.calibrate import DECODE_STEPS, saturated_loop, step_grid, warm_up_requests
 from workload.experiment import RunSpec, Study
 from workload.measure import measure
-from workload.offering import LIST_LENGTH, Offering, offer, prompts_matter, request_list, vocabulary_of
+from workload.offering import LIST_LENGTH, Offering, keeps_prompts, offer, request_list, vocabulary_of
 from workload.phases import Phases
 from workload.plan import run_lengths
 from workload.reporting import Reporter
@@ -199,14 +199,14 @@ class _Session:
             rounds=self._calibration.grid_rounds,
         )
         expected_s = GRID_EXPECTED_S * self._calibration.grid_rounds
-        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, 0.0, expected_s)
+        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, expected_s, cooldown_s=0.0)
 
     def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
         requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
         loop = saturated_loop(requests, self._config.max_num_seqs)
         start_s = self._calibration.warmup
         end_s = start_s + self._calibration.seconds
-        self._run(Offering(loop, Phases(start_s, end_s)), path, about, 0.0, end_s)
+        self._run(Offering(loop, Phases(start_s, end_s)), path, about, end_s, cooldown_s=0.0)
 
     def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
         offering = offer(run, rate, self._vocabulary, self._max_model_len)
@@ -223,19 +223,27 @@ class _Session:
         }
         for note in offering.notes:
             self._reporter.say(f"{run.run_dir}: {note}")
-        expected_s = offering.phases.measure_end_s
-        self._run(offering, path, about, run.cooldown.seconds, expected_s, record_prompts=prompts_matter(run))
+        self._run(
+            offering,
+            path,
+            about,
+            offering.phases.measure_end_s,
+            cooldown_s=run.cooldown.seconds,
+            max_concurrency=run.max_concurrency,
+            timeout_s=None if run.timeout is None else run.timeout.seconds,
+            record_tokens=run.record.tokens,
+            record_prompts=keeps_prompts(run),
+        )
 
     def _run(
         self,
         offering: Offering,
         path: Path,
         about: dict[str, Any],
-        cooldown_s: float,
         expected_s: float,
-        *,
-        record_prompts: bool = False,
+        **options: Any,
     ) -> None:
+        """Measure it; ``options`` are those of ``measure``."""
         self._reporter.begin(f"{about['experiment']} {about['point']} {about['replication']}", expected_s)
         try:
             measure(
@@ -244,9 +252,8 @@ class _Session:
                 offering.phases,
                 path,
                 about=about,
-                cooldown_s=cooldown_s,
-                record_prompts=record_prompts,
                 on_progress=self._reporter.progress,
+                **options,
             )
         finally:
             self._reporter.end()

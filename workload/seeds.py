@@ -19,6 +19,7 @@ PURPOSES: dict[str, int] = {
     "engine": 4,  # sampling of output tokens
     "clients": 5,  # think times and turns of closed loops and sessions
     "prediction": 6,  # error of the predicted output length
+    "priority": 7,  # which requests are the important ones
 }
 
 
@@ -32,6 +33,7 @@ class Seeds:
     engine: int
     clients: int
     prediction: int
+    priority: int
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, model_validator
 
-from workload.schema import Count, NonNegative, Positive, Spec, Switch, Whole
+from workload.schema import Count, NonNegative, Positive, Spec, Switch, Unit, Whole
+from workload.seeds import streams
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 
@@ -43,6 +47,41 @@ class SLO(Spec):
     attain: Annotated[Positive, Field(le=1, description="share of arrived requests that must meet them")] = 0.95
 
 
+class RecordKeys(Spec):
+    """Which of the larger tables a run keeps."""
+
+    tokens: Annotated[Switch, Field(description="the client's stamp of every output token")] = True
+    prompts: Annotated[
+        Switch | Literal["auto"],
+        Field(
+            description="the token ids of every prompt; `auto` keeps them where prompts share prefixes or hold history"
+        ),
+    ] = "auto"
+
+
+class PriorityMix(Spec):
+    """Requests of several priorities, each drawn by itself with the chances given; for the ``priority`` policy."""
+
+    values: Annotated[tuple[Whole, ...], Field(min_length=1, description="priorities; lower goes first")]
+    shares: Annotated[tuple[Unit, ...], Field(min_length=1, description="of the requests, adding up to 1")]
+
+    @model_validator(mode="after")
+    def _shares_of_values(self) -> Self:
+        if len(self.values) != len(self.shares):
+            raise ValueError(
+                f"found {len(self.values)} values and {len(self.shares)} shares; one share a value is allowed"
+            )
+        if not math.isclose(sum(self.shares), 1.0, abs_tol=1e-9):
+            raise ValueError(f"the shares add up to {sum(self.shares):g}; 1 is allowed")
+        return self
+
+    def draw(self, n: int, seed: int) -> NDArray[np.int64]:
+        """The priorities of ``n`` requests; the first ones of more are the same."""
+        (rng,) = streams(seed, "priority", 1)
+        picks = np.searchsorted(np.cumsum(self.shares[:-1]), rng.random(n), side="right")
+        return np.array(self.values, dtype=np.int64)[picks]
+
+
 class CalibrationKeys(Spec):
     """How the capacity and the step times of an engine are measured before its runs (and the capacity again after)."""
 
@@ -76,6 +115,15 @@ class ExperimentKeys(WorkloadKeys):
     cooldown: Annotated[
         Limit, Field(description="arrivals go on this long at most until the last measured request ends")
     ] = Limit(seconds=60)
+    max_concurrency: Annotated[
+        Count | None,
+        Field(description="most requests in flight; the wait for it is recorded as cap_wait, in the latency"),
+    ] = None
+    timeout: Annotated[
+        Limit | None, Field(description="how long after its intended arrival a client gives up and aborts its request")
+    ] = None
+    priority: Annotated[PriorityMix | None, Field(description="priorities of the requests; all 0 without it")] = None
+    record: Annotated[RecordKeys, Field(description="which of the larger tables are kept")] = RecordKeys()
     replications: Annotated[Count, Field(description="runs of each point, each with new seeds")] = 1
     repeats: Annotated[Count, Field(description="runs of each replication with the same seeds")] = 1
     zip: Annotated[Switch, Field(description="pair the lists of a sweep instead of taking their product")] = False

@@ -252,3 +252,36 @@ def test_interrupting_a_run_keeps_its_rows(tmp_path: Path) -> None:
     tables.close()
     rows = pq.read_table(directory.complete() / "requests.parquet").to_pandas()
     assert len(rows) == 30
+
+
+def test_a_client_gives_up_after_its_patience_and_the_engine_goes_on_without_it(tmp_path: Path) -> None:
+    times = np.arange(0.0, 2.0, 0.05)  # one seat, 0.2 s a request: a backlog that outgrows a patience of 0.5 s
+    loop = OpenLoop(times, request_list([20] * 40))
+    result, rows = drive(inline_target(), loop, tmp_path, timeout_s=0.5)
+    gone = rows[rows["finish_reason"] == "timeout"]
+    assert result.counts == {"length": len(rows) - len(gone), "timeout": len(gone)}
+    latency = (rows["finished_s"] - rows["intended_s"])[rows["finish_reason"] == "length"]
+    assert (latency <= 0.5 + 1e-9).all()
+    assert len(gone) > 20
+    left = gone["finished_s"] - gone["intended_s"]
+    assert ((left >= 0.5 - 1e-9) & (left <= 0.5 + STEP_S + 1e-9)).all()  # aborted by the end of the step in progress
+    assert gone["error"].str.contains("0.5 s after its intended arrival").all()
+    assert (gone["done_s"] <= gone["finished_s"]).all()
+
+
+def test_a_timeout_counts_the_wait_for_the_users_own_cap_and_such_a_request_is_never_sent(tmp_path: Path) -> None:
+    loop = OpenLoop(np.zeros(6), request_list([20] * 6))  # 0.2 s each, one at a time
+    _, rows = drive(inline_target(), loop, tmp_path, max_concurrency=1, timeout_s=0.5)
+    rows = rows.sort_values("finished_s", kind="stable")
+    assert rows["finish_reason"].tolist() == ["length", "length", *["timeout"] * 4]
+    unsent = rows[rows["sent_s"].isna()]
+    assert len(unsent) == 3
+    assert unsent["cap_wait"].to_numpy() == pytest.approx(0.5)
+    assert unsent["finished_s"].to_numpy() == pytest.approx(0.5)
+
+
+def test_a_client_of_a_closed_loop_that_gave_up_asks_again(tmp_path: Path) -> None:
+    loop = ClosedLoop(1, request_list([1000] * 50))  # 10 s each
+    _, rows = drive(inline_target(), loop, tmp_path, Phases(0.0, 2.95), cooldown_limit_s=0.0, timeout_s=0.5)
+    assert (rows["finish_reason"] == "timeout").sum() == 5
+    assert rows["intended_s"].iloc[1:].to_numpy() == pytest.approx(rows["finished_s"].iloc[:-1].to_numpy())

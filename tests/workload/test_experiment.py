@@ -94,7 +94,7 @@ def test_points_of_a_sweep_share_randomness_and_replications_do_not(study) -> No
         assert not np.array_equal(slow.intended_s[:50], plans[different].intended_s[:50])
     seeds = [seed for run in loaded.runs[::2] for seed in run.seeds.to_dict().values()]
     by_run = {tuple(run.seeds.to_dict().values()) for run in loaded.runs}
-    assert len({seed for seeds in by_run for seed in seeds}) == 6 * len(by_run)  # no seed serves two purposes
+    assert len({seed for seeds in by_run for seed in seeds}) == 7 * len(by_run)  # no seed serves two purposes
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
@@ -220,6 +220,18 @@ BROKEN = [  # experiments, line below the head (0: in the head), words of the me
         ONE + "    prompt: {dist: empirical, path: [no.csv], column: a}\n",
         4,
         ["prompt.path[0]", "'no.csv'", "is no file"],
+    ),
+    (ONE + "    timeout: 3\n", 4, ["timeout", "found 3", "mapping", "seconds"]),
+    (ONE + "    max_concurrency: 0\n", 4, ["max_concurrency", "found 0", "greater than or equal to 1"]),
+    (ONE + "    record: {tokens: auto}\n", 4, ["record.tokens", "'auto'", "true or false"]),
+    (ONE + "    record: {prompts: yess}\n", 4, ["record.prompts", "'yess'"]),
+    (ONE + "    priority: {values: [0, 1], shares: [1.0]}\n", 4, ["priority", "2 values and 1 shares"]),
+    (ONE + "    priority: {values: [0, 1], shares: [0.5, 0.4]}\n", 4, ["priority", "add up to 0.9"]),
+    (
+        ONE.replace("rate: 5", "rate: 5, turns: 2, think: 1").replace("poisson", "sessions")
+        + "    priority: {values: [0], shares: [1]}\n",
+        4,
+        ["priority", "sessions"],
     ),
     (ONE + "    compare: mg1\n", 4, ["compare", "'mg1'", "a list"]),
     (ONE + "    engine:\n", 4, ["engine", "found nothing", "a mapping"]),

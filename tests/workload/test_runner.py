@@ -40,6 +40,16 @@ experiments:
     arrivals: {process: closed, clients: 5, think: {dist: exponential, mean: 0.1}}
     warmup: {seconds: 5}
     measure: {seconds: 60}
+  - name: impatient
+    engine: {max_num_seqs: 1, policy: priority}
+    arrivals: {process: poisson, rate: 60}
+    max_concurrency: 6
+    timeout: {seconds: 0.4}
+    priority: {values: [0, 3], shares: [0.25, 0.75]}
+    record: {tokens: false, prompts: true}
+    warmup: {seconds: 1}
+    measure: {seconds: 20}
+    cooldown: {seconds: 2}
   - name: talk
     arrivals: {process: sessions, rate: 6, turns: 3, think: 0.2}
     warmup: {seconds: 2}
@@ -149,6 +159,23 @@ def test_a_turns_prompt_is_the_whole_conversation_and_waits_for_the_answer(resul
             pairs += 1
     assert pairs > 100
     assert rows.loc[rows["turn"] > 0, "cached_tokens"].sum() > 0
+
+
+def test_timeout_cap_priorities_and_what_is_recorded_are_keys_of_the_study(results: Path) -> None:
+    run = only(results, "impatient")
+    rows = run.requests
+    in_flight = [((rows["sent_s"] <= t) & (rows["finished_s"] > t)).sum() for t in rows["sent_s"].dropna()]
+    assert max(in_flight) == 6
+    assert {"length", "timeout"} <= set(rows["finish_reason"].dropna())
+    assert (rows["finished_s"] - rows["intended_s"]).max() <= 0.4 + 0.02
+    assert set(rows["priority"]) == {0, 3}
+    n = len(rows)
+    assert (rows["priority"] == 0).sum() == pytest.approx(n / 4, abs=4 * (n * 3 / 16) ** 0.5)
+    served = (rows["finish_reason"] == "length").groupby(rows["priority"]).mean()
+    assert served[0] > served[3]
+    assert run.recorded("prompts")
+    assert not run.recorded("tokens")
+    assert only(results, "open", "load=0.4").recorded("tokens")
 
 
 def test_every_run_closes_littles_law_and_says_what_it_was(results: Path) -> None:

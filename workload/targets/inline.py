@@ -63,6 +63,8 @@ class InlineTarget:
     def wait(self, until_s: float) -> None:
         while not self._events:
             self._begin_step_if_due()
+            if self._events:  # an abort, answered between two steps
+                return
             ends_s = self._step[0] if self._step else self._free_s if self._core.has_work else float("inf")
             if ends_s > until_s:
                 self._clock.time_s = max(self._clock.time_s, until_s)
