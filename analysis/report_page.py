@@ -93,15 +93,22 @@ def sentences(facts: StudyFacts) -> list[str]:
     seconds = sum(summary.window[1] - summary.window[0] for summary in facts.summaries)
     executor = ((meta.get("fingerprints") or {}).get("execution") or {}).get("executor", "model")
     model = spec.get("model", "a model")
-    found = [
-        f"{len(facts.runs)} runs offered {requests} measured requests in {seconds:.0f} s of measurement to "
-        + (f"{model}." if executor == "model" else f"an engine configured for {model}.")
-    ]
-    if executor != "model":
-        found.append(
-            f"The engine is {executor}: its process, queue and clock are real, but a step's time is modelled and no token "
-            "was computed. It tests the laboratory, and says nothing about a model's speed."
-        )
+    what = f"{len(facts.runs)} runs offered {requests} measured requests in {seconds:.0f} s of "
+    if executor == "simulated":
+        times = ((meta.get("fingerprints") or {}).get("execution") or {}).get("step_times", "a known function")
+        found = [
+            f"Simulated, not measured: {what}virtual time to an engine configured for {model}.",
+            "The engine is simulated: scheduler, queue and records are the real engine’s own, but time is virtual and no "
+            f"token was computed. Step times: {times}. What this says of the machine is no better than they are.",
+        ]
+    elif executor == "model":
+        found = [f"{what}measurement to {model}."]
+    else:
+        found = [
+            f"{what}measurement to an engine configured for {model}.",
+            f"The engine is {executor}: its process, queue and clock are real, but a step’s time is modelled and no token "
+            "was computed. It tests the laboratory, and says nothing about a model’s speed.",
+        ]
     seats = sorted({summary.seats for summary in facts.summaries if summary.seats})
     budget = (meta.get("engine") or {}).get("max_num_batched_tokens")
     if seats:

@@ -11,39 +11,49 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from engine.config import EngineConfig
 from engine.process import EngineProcessDied
 from workload.describe import plan_text
 from workload.experiment import RunSpec, Study, load_study
 from workload.lock import MeasurementLock
 from workload.reporting import Reporter, make_reporter
 from workload.runner import Cores, StudyRunner
-from workload.targets.base import TargetFailed
+from workload.targets.base import Target, TargetFailed
 from workload.targets.process import ProcessTarget
 
 DONE, VERDICT_FAILED, BAD_INPUT, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+SIMULATED_SUFFIX = ".simulated"  # simulated results lie beside the measured ones, never in their place
+
+StartTarget = Callable[[EngineConfig], Target]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    from analysis.compare import MODELS
+
     options = _parser().parse_args(arguments)
     try:
-        study = load_study(options.study, seed=options.seed)
+        study = load_study(options.study, seed=options.seed, models=list(MODELS))
         runs = _selected(study, options.only)
         if options.dry_run:
             print(plan_text(replace(study, runs=tuple(runs))))
             return DONE
-        results = _prepare_results(options.out / study.name, resume=options.resume)
+        start_simulated, source = _simulation(options, runs)
+        folder = study.name if start_simulated is None else study.name + SIMULATED_SUFFIX
+        results = _prepare_results(options.out / folder, resume=options.resume)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     reporter = make_reporter(options.quiet)
+    if source:
+        reporter.say(f"simulated, not measured: step times are {source}")
     try:
-        code = _measure(study, runs, results, reporter, resume=options.resume)
+        code = _measure(study, runs, results, reporter, start_simulated, resume=options.resume)
     except KeyboardInterrupt:
         print(f"interrupted; what was recorded is in {results}", file=sys.stderr)
         return INTERRUPTED
@@ -52,7 +62,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(results, reporter, strict=options.strict)
 
 
-def _measure(study: Study, runs: Sequence[RunSpec], results: Path, reporter: Reporter, *, resume: bool) -> int:
+def _simulation(options: argparse.Namespace, runs: Sequence[RunSpec]) -> tuple[StartTarget | None, str]:
+    """How engines start in virtual time and where their step times come from; ``None`` and nothing for a measurement.
+
+    Raises:
+        ValueError: a simulation was asked for that can't be, or options that belong to one without it.
+    """
+    if not options.simulate:
+        if options.calibration is not None:
+            raise ValueError("--calibration gives a simulation its step times; give --simulate with it")
+        return None, ""
+    if options.resume:
+        raise ValueError("--resume goes on with a measurement; a simulated study takes seconds: run it anew")
+    from analysis.simulation.target import SimulatedEngines
+
+    engines = SimulatedEngines(options.calibration)
+    engines.check(runs)
+    return engines.start, engines.source
+
+
+def _measure(
+    study: Study,
+    runs: Sequence[RunSpec],
+    results: Path,
+    reporter: Reporter,
+    start_simulated: StartTarget | None,
+    *,
+    resume: bool,
+) -> int:
     from analysis.capacity import capacity
     from analysis.runs import open_run
 
@@ -60,10 +97,11 @@ def _measure(study: Study, runs: Sequence[RunSpec], results: Path, reporter: Rep
     runner = StudyRunner(
         study,
         results,
-        start_target=lambda config: ProcessTarget(config, cores.engine),
+        start_target=start_simulated or (lambda config: ProcessTarget(config, cores.engine)),
         capacity_of=lambda path: capacity(open_run(path)),
         reporter=reporter,
         resume=resume,
+        about=None if start_simulated is None else {"simulated": True},
     )
     try:
         with MeasurementLock(reporter.say), _pinned(cores.generator):
@@ -137,6 +175,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the results (default: results)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be run")
     parser.add_argument("--resume", action="store_true", help="go on with a study: keep what is complete")
+    parser.add_argument("--simulate", action="store_true", help="run the study in virtual time, without a model")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="RESULTS",
+        help="with --simulate: results folder of a measured study, whose step times are fitted",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a verdict failed")
     return parser

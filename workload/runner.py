@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +63,7 @@ class StudyRunner:
         start_target: starts an engine for the given options.
         capacity_of: reads the capacity from the directory of a saturated run.
         resume: keep complete runs that have the same spec, and their calibration, instead of refusing to overwrite them.
+        about: what every run.json says beside what is observed.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class StudyRunner:
         capacity_of: Callable[[Path], Capacity],
         reporter: Reporter,
         resume: bool = False,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._study = study
         self._results = results
@@ -81,6 +83,7 @@ class StudyRunner:
         self._capacity_of = capacity_of
         self._reporter = reporter
         self._resume = resume
+        self._about = dict(about or {})
         self._capacities: dict[str, float] = {}
 
     def run(self, runs: Sequence[RunSpec]) -> list[Path]:
@@ -104,7 +107,7 @@ class StudyRunner:
         self._reporter.say(f"starting the engine: {config.model}, {_options(runs[0].engine)}")
         target = self._start_target(config)
         try:
-            session = _Session(target, config, self._study.calibration, self._reporter)
+            session = _Session(target, config, self._study.calibration, self._reporter, self._about)
             session.warm_up()
             for label, mix in mixes.items():
                 self._calibrate(session, label, mix, "before")
@@ -168,11 +171,19 @@ class StudyRunner:
 class _Session:
     """One started target and what can be asked of it."""
 
-    def __init__(self, target: Target, config: EngineConfig, calibration: CalibrationKeys, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        target: Target,
+        config: EngineConfig,
+        calibration: CalibrationKeys,
+        reporter: Reporter,
+        about: Mapping[str, Any],
+    ) -> None:
         self._target = target
         self._config = config
         self._calibration = calibration
         self._reporter = reporter
+        self._about = about
         self._vocabulary = vocabulary_of(target.info)
         self._max_model_len = int(target.info["max_model_len"])
 
@@ -251,7 +262,7 @@ class _Session:
                 offering.loop,
                 offering.phases,
                 path,
-                about=about,
+                about={**self._about, **about},
                 on_progress=self._reporter.progress,
                 **options,
             )

@@ -81,7 +81,7 @@ def simulate_engine(
     if model is not None:
         model.require_execution(facts.execution)
     offered = _offered(source, phases, arrivals)
-    pace = _Pace(step_time, noise, seed, gap_s)
+    pace = Pace(step_time, noise, seed, gap_s)
     began = time.perf_counter()
     run = _Simulation(facts, offered, pace, cooldown_limit_s).run()
     run.meta["simulation"] = {
@@ -111,7 +111,7 @@ def _offered(source: RequestPlan | Run | Loop | Offered, phases: Phases | None, 
     return Offered(source, phases)
 
 
-class _Pace:
+class Pace:
     """How long the next step takes, and how long the engine pauses after it."""
 
     def __init__(self, step_time: StepTimeModel | StepTime, noise: bool, seed: int, gap_s: float | None) -> None:
@@ -142,7 +142,7 @@ class _Pace:
 class _Simulation:
     """One run: clients, network and engine on one simpy environment. Two events a step, three a request."""
 
-    def __init__(self, facts: EngineFacts, offered: Offered, pace: _Pace, cooldown_limit_s: float) -> None:
+    def __init__(self, facts: EngineFacts, offered: Offered, pace: Pace, cooldown_limit_s: float) -> None:
         env = simpy.Environment()
         self._env = env
         self._facts = facts

@@ -102,7 +102,10 @@ def _calibrate(folder: Path, seats: int) -> float:
     source = TokenSource(1000, [], 1)
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": 256, "max_prompt": 1000}
     grid = simulate_engine(
-        step_grid(plan.prompt_tokens, source=source, **limits), TRUTH, engine_facts(seats), phases=Phases(0.0, 1e9)
+        step_grid(plan.prompt_tokens, plan.output_tokens, source=source, **limits),
+        TRUTH,
+        engine_facts(seats),
+        phases=Phases(0.0, 1e9),
     )
     prompts = [source.tokens(2, i, int(length)) for i, length in enumerate(plan.prompt_tokens)]
     requests = RequestList(prompts, plan.output_tokens, natural=False, seed=1, predicted=None)
