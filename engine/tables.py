@@ -42,16 +42,18 @@ class TableWriter:
     def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self._rows.extend(rows)
 
-    def flush(self) -> None:
-        """Write the buffered rows as one record batch."""
+    def flush(self, limit: int | None = None) -> bool:
+        """Write the buffered rows, or the ``limit`` oldest of them, as one record batch; returns whether some are left."""
         if not self._rows:
-            return
-        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+            return False
+        count = len(self._rows) if limit is None else min(limit, len(self._rows))
+        rows = [self._rows.popleft() for _ in range(count)]
         columns = zip(*rows, strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self.schema, strict=True)]
         self._stream.write_batch(pa.record_batch(arrays, schema=self.schema))
         self._file.flush()
-        self.num_rows += len(rows)
+        self.num_rows += count
+        return bool(self._rows)
 
     def close(self) -> None:
         """Flush and end the stream; the file stays an Arrow stream."""

@@ -34,9 +34,10 @@ class ClientTables:
         if self._prompts is not None:
             self._prompts.append((request.request_id, request.prompt_token_ids))
 
-    def flush(self) -> None:
-        for table in self._tables():
-            table.flush()
+    def flush(self, limit: int | None = None) -> bool:
+        """Write the rows so far, or ``limit`` of each table; returns whether some are left."""
+        left = [table.flush(limit) for table in self._tables()]
+        return any(left)
 
     def close(self) -> None:
         for table in self._tables():
