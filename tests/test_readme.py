@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_block_on_reading_a_run_runs(smoke_results: Path) -> None:
     (block,) = (block for block in blocks("python") if "open_run" in block)
-    there = str(smoke_results / "batching" / "load=0.5" / "0")
+    there = str(smoke_results / "batching" / "load=0.6" / "0")
     block = block.replace("results/experiments/hockey-stick/load=0.55/0", there)
     names: dict[str, object] = {}
     exec(block, names)

@@ -11,7 +11,7 @@ from analysis.runs import Run, open_run
 
 
 def measured(results: Path) -> Run:
-    return open_run(results / "batching" / "load=0.5" / "0")
+    return open_run(results / "batching" / "load=0.6" / "0")
 
 
 def test_every_request_that_arrived_is_accounted_for(smoke_results: Path) -> None:
@@ -45,6 +45,8 @@ def test_littles_law_closes_between_the_two_observers(smoke_results: Path) -> No
 
 def test_the_report_is_one_self_contained_page_with_figures(smoke_results: Path) -> None:
     page = (smoke_results / "report.html").read_text()
+    for title in ("TTFT against load", "E2E against load", "Number in system over time"):
+        assert title in page
     assert page.count("<svg") >= 3
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
