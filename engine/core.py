@@ -112,11 +112,35 @@ class EngineCore:
             "evictions": blocks.evictions,
         }
 
+    def check(self, request: Request) -> None:
+        """Raise ``RequestRefused`` for a request that could never be served here as it asks, however empty the engine."""
+        self.scheduler.check(request)
+        params = request.params
+        name = f"request {request.request_id!r}"
+        vocab_size = self.executor.vocab_size
+        if params.n != 1:
+            raise RequestRefused(
+                f"{name} has n = {params.n}; the core serves one sample a request: use LLM, or send {params.n} requests"
+            )
+        if params.logprobs is not None and vocab_size is None:
+            raise RequestRefused(
+                f"{name} has logprobs = {params.logprobs}; {type(self.executor).__name__} has no probabilities to give: "
+                "use executor: model, or logprobs None"
+            )
+        if params.min_tokens > 0 and vocab_size is not None:
+            ends = self.eos_token_ids.union(params.stop_token_ids)
+            if len(ends) >= vocab_size and ends.issuperset(range(vocab_size)):
+                raise RequestRefused(
+                    f"{name} has min_tokens = {params.min_tokens}, but each of the {vocab_size} tokens ends an output "
+                    "(stop_token_ids and the model's own ends): leave one out, or set min_tokens to 0"
+                )
+
     def add(self, request: Request) -> Sequence:
         """Receive a request now.
 
         Raises:
-            RequestRefused: the request can never run here, its id is live already, or (``QueueFull``) the line is full.
+            RequestRefused: the request can never be served here (``check``), its id is live already, or (``QueueFull``)
+                the line is full.
         """
         received_s = self.clock()
         try:
@@ -126,7 +150,7 @@ class EngineCore:
             raise
 
     def _receive(self, request: Request, received_s: float) -> Sequence:
-        self.scheduler.check(request)
+        self.check(request)
         seq = Sequence.from_request(request, self.eos_token_ids)
         seq.received_s = seq.wait_since_s = received_s
         with self._lock:

@@ -74,7 +74,8 @@ class LLM:
             use_tqdm: show a progress bar.
 
         Raises:
-            ValueError: a prompt is empty or too long, or the number of parameters doesn't match; nothing has been run.
+            ValueError: a prompt is empty or too long, an option can't be honoured, or the number of parameters doesn't match;
+                nothing has been run.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -83,7 +84,8 @@ class LLM:
             raise ValueError("requests added with add_request are live; step() them to their end before generate()")
         requests = [self._request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         for request in requests:
-            self.core.scheduler.check(request)
+            for sample in _samples_of(request):
+                self.core.check(sample)
         for request in requests:
             self._add(request)
         finished: dict[str, RequestOutput] = {}
@@ -126,8 +128,8 @@ class LLM:
         """Hand in a request for ``step`` to work on; returns its id.
 
         With ``n`` > 1 it becomes n requests with ids ``<id>/0`` ... ``<id>/<n-1>``; outputs come under these, and
-        ``abort`` takes one of them or ``<id>`` for all. A sample finds the prompt in the prefix cache if it is admitted
-        in a later step than the one that computed it.
+        ``abort`` takes one of them or ``<id>`` for all. The full blocks of the prompt are computed once: samples find
+        them in the prefix cache, also those admitted in the very step that computes them.
 
         Raises:
             ValueError: the id is live already, the prompt is empty or too long, the line is full.
@@ -168,8 +170,6 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, **more: Any) -> Request:
         if params.stop:
             self._require_tokenizer()
-        if params.logprobs is not None and self.config.executor != "model":
-            raise ValueError(f"logprobs is {params.logprobs}; the {self.config.executor} executor has no probabilities")
         token_ids = self._require_tokenizer().encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         for token_id in token_ids:
             if not 0 <= token_id < self.info.vocab_size:

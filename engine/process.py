@@ -173,10 +173,10 @@ def encode_request(request: Request) -> Message:
     """A request as a small tuple; prompt ids travel as bytes.
 
     Raises:
-        ValueError: the request asks for log-probabilities or several samples, which an engine process doesn't send.
+        ValueError: the request asks for what an engine process doesn't serve: log-probabilities, samples, stop strings.
     """
     params = request.params
-    for name, value, plain in (("logprobs", params.logprobs, None), ("n", params.n, 1)):
+    for name, value, plain in (("logprobs", params.logprobs, None), ("n", params.n, 1), ("stop", params.stop, ())):
         if value != plain:
             raise ValueError(
                 f"request {request.request_id!r} has {name} = {value!r}; an engine process takes only {plain!r}: "

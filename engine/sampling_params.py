@@ -20,7 +20,7 @@ class SamplingParams:
         min_tokens: before this many output tokens no end-of-sequence token (also with ``ignore_eos``) and no token of
             ``stop_token_ids`` is drawn, and no stop string ends the output.
         ignore_eos: go on after the end-of-sequence token (pins the length to ``max_tokens``).
-        stop: strings that end the output; they are not part of the text returned.
+        stop: strings that end the output; they are not part of the text returned. For ``LLM`` alone.
         stop_token_ids: further token ids that end the output.
         repetition_penalty: r > 1 disfavours every token of prompt and output: its logit l becomes l / r where l > 0 and
             l * r elsewhere (Keskar et al. 2019, as transformers and vLLM have it).

@@ -67,12 +67,14 @@ class Executor(Protocol):
     """Computes a step.
 
     ``execute`` returns one token id for every sequence with ``needs_token``, in batch order, and the step's duration in
-    seconds: measured where time really passed, modelled where the clock is virtual.
+    seconds: measured where time really passed, modelled where the clock is virtual. ``vocab_size`` is the length of a row
+    of logits, ``None`` for an executor that has none.
     """
 
     block_size: int
     num_kv_blocks: int
     max_model_len: int
+    vocab_size: int | None
 
     def execute(self, batch: ScheduledBatch) -> tuple[list[int], float]: ...
 

@@ -16,6 +16,7 @@ from engine.executors.base import ScheduledBatch
 from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed
 from engine.model_input import ModelInput, build_model_input
 from engine.model_runner import ModelRunner, cache_bytes_per_block
+from engine.models.config import ModelConfig
 from engine.native import BLOCK_SIZE as NATIVE_BLOCK_SIZE
 from engine.native import NativeRunner, NativeUnavailableError, kv_bytes_per_block, source_fingerprint
 from engine.sequence import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """A model with its key-value cache."""
 
+    config: ModelConfig
     block_size: int
     num_kv_blocks: int
     max_model_len: int
@@ -53,6 +55,7 @@ class ModelExecutor:
         self.block_size = runner.block_size
         self.num_kv_blocks = runner.num_kv_blocks
         self.max_model_len = runner.max_model_len
+        self.vocab_size: int | None = runner.config.vocab_size
 
     def execute(self, batch: ScheduledBatch) -> tuple[list[int], float]:
         """One token id for every sequence that needs one, in batch order, and the seconds it took."""

@@ -25,6 +25,7 @@ class SimulatedExecutor:
         self.block_size = block_size
         self.num_kv_blocks = num_kv_blocks
         self.max_model_len = max_model_len
+        self.vocab_size: int | None = None
         self._step_time = step_time
         self._tokens = tokens
 

@@ -75,6 +75,7 @@ class ShadowExecutor:
         self.num_kv_blocks = num_kv_blocks
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
+        self.vocab_size: int | None = None
         self.reads = 0
         self.forgotten: Counter[str] = Counter()
         self._token_type = token_type

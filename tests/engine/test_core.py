@@ -16,8 +16,9 @@ from engine.executors.base import BatchShape
 from engine.executors.emulated import EmulatedExecutor
 from engine.executors.placeholder import FIRST_PLACEHOLDER, PlaceholderTokens
 from engine.executors.simulated import SimulatedExecutor
+from engine.sampling_params import SamplingParams
 from engine.scheduler import QueueFull, RequestRefused
-from engine.sequence import Sequence, WaitReason
+from engine.sequence import Request, Sequence, WaitReason
 from tests.engine.shadow import FakeClock, MemoryRecorder, make_request, make_scheduler
 
 BLOCK_SIZE = 4
@@ -413,3 +414,28 @@ def test_a_new_recorder_starts_from_the_numbers_of_that_moment() -> None:
     run.step([])
     assert (len(first.steps), len(second.steps)) == (1, 1)
     assert second.gauge[-1][1:] == (0, 1, 1)
+
+
+def test_what_the_core_cannot_honour_is_refused_not_ignored() -> None:
+    core, _, _ = _core()
+    for params, message in (
+        (SamplingParams(n=3), "n = 3; the core serves one sample a request"),
+        (SamplingParams(logprobs=0), "logprobs = 0; SimulatedExecutor has no probabilities"),
+    ):
+        with pytest.raises(RequestRefused, match=message):
+            core.add(Request("r", [1, 2], params))
+    assert core.counters()["refused"] == 2
+    assert core.num_live == 0
+
+
+def test_ends_that_leave_no_token_before_min_tokens_are_refused() -> None:
+    """A vocabulary of 8: all but one id may be an end, or all where none is barred."""
+    core, _, _ = _core()
+    core.executor.vocab_size = 8
+    core.eos_token_ids = frozenset([0, 1])
+    params = SamplingParams(min_tokens=1, ignore_eos=True, stop_token_ids=tuple(range(2, 8)))
+    with pytest.raises(RequestRefused, match="min_tokens = 1, but each of the 8 tokens ends an output"):
+        core.add(Request("none left", [1, 2], params))
+    for name, least, stops in (("one left", 1, range(2, 7)), ("none barred", 0, range(8)), ("others", 1, range(7, 99))):
+        core.add(Request(name, [1, 2], SamplingParams(min_tokens=least, stop_token_ids=tuple(stops))))
+    assert core.num_live == 3

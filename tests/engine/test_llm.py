@@ -270,5 +270,39 @@ def test_samples_that_do_not_all_fit_in_the_line_leave_nothing_behind() -> None:
 
 def test_log_probabilities_of_an_executor_without_a_model_are_refused() -> None:
     llm = LLM(executor="emulated", step_time={"base_s": 1e-4}, num_kv_blocks=64)
-    with pytest.raises(ValueError, match="emulated executor has no probabilities"):
+    with pytest.raises(ValueError, match="logprobs = 1; EmulatedExecutor has no probabilities"):
         llm.add_request([1, 2], SamplingParams(logprobs=1))
+
+
+@pytest.mark.parametrize(("attention", "caching"), [("sdpa", True), ("reference", True), ("sdpa", False)])
+def test_equal_prompts_of_one_step_compute_their_full_blocks_once(attention: str, caching: bool) -> None:
+    """40 tokens are two blocks of 16 and a rest; both are admitted in the first step, and say the same."""
+    llm = LLM(
+        "random:tiny-llama",
+        attention=attention,
+        num_threads=1,
+        block_size=16,
+        num_kv_blocks=16,
+        max_num_batched_tokens=128,
+        enable_prefix_caching=caching,
+    )
+    prompt = [(7 * i) % 500 for i in range(40)]
+    for name in ("first", "second"):
+        llm.add_request(prompt, GREEDY, request_id=name)
+    first, second = llm.step()
+    assert first.stats.scheduled_s == second.stats.scheduled_s
+    assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 32 if caching else 0)
+    assert llm.core.scheduler.block_manager.num_used_blocks == (4 if caching else 6)
+    finished = {}
+    while not llm.is_finished():
+        finished |= {output.request_id: output.token_ids for output in llm.step() if output.finished}
+    assert finished["first"] == finished["second"]
+    (alone,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert alone.token_ids == finished["first"]
+
+
+def test_ends_that_leave_no_token_are_refused_before_anything_runs(tiny: LLM) -> None:
+    barred = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(tiny.info.vocab_size)))
+    with pytest.raises(ValueError, match="each of the 512 tokens ends an output"):
+        tiny.generate([[1, 2, 3], [4, 5]], [GREEDY, barred], use_tqdm=False)
+    assert tiny.is_finished()

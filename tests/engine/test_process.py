@@ -51,12 +51,19 @@ def collect(process: EngineProcess, wanted: set[str]) -> dict[str, list[tuple[ob
 
 
 def test_a_request_survives_the_journey_unchanged() -> None:
-    params = SamplingParams(0.7, 5, 0.9, 0.1, 3, 7, 2, True, ("x",), (4,), 1.1, 0.2, -0.3)
+    params = SamplingParams(0.7, 5, 0.9, 0.1, 3, 7, 2, True, (), (4,), 1.1, 0.2, -0.3)
     sent = Request("r", [1, 2, 70_000], params, priority=2, predicted_output_tokens=9, cache_salt="s")
     assert decode_request(encode_request(sent)) == sent
 
 
-@pytest.mark.parametrize(("name", "params"), [("logprobs", SamplingParams(logprobs=0)), ("n", SamplingParams(n=2))])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("logprobs", SamplingParams(logprobs=0)),
+        ("n", SamplingParams(n=2)),
+        ("stop", SamplingParams(stop=("x",))),
+    ],
+)
 def test_what_an_engine_process_does_not_send_is_refused_on_the_way_in(name: str, params: SamplingParams) -> None:
     with pytest.raises(ValueError, match=f"request 'r' has {name} = .*use LLM"):
         encode_request(Request("r", [1], params))
