@@ -65,9 +65,10 @@ class Driver:
 
 def oracle_logits(model: Any, token_ids: Items[int], prompt_tokens: int) -> torch.Tensor:
     """transformers' logits for every token after the prompt, in one pass, [len - prompt, vocab]."""
+    wanted = len(token_ids) - prompt_tokens + 1
     with torch.inference_mode():
-        logits = model(torch.tensor([list(token_ids)])).logits[0].float()
-    return logits[prompt_tokens - 1 : -1]
+        logits = model(torch.tensor([list(token_ids)]), logits_to_keep=wanted).logits[0].float()
+    return logits[:-1]
 
 
 def check_against_oracle(got: torch.Tensor, expected: torch.Tensor) -> int:

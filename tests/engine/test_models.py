@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from engine.weights.checkpoint import Checkpoint, load_checkpoint, load_folder
 from engine.weights.hf_config import config_to_hf
 from tests.engine import tiny_models
 from tests.engine.model_driver import Driver, check_against_oracle, oracle_logits
+from tests.engine.trials import BATCHES, BLOCKS, CHUNKS, Setting, Tally, covering_array, make_runner, run_trial
 
 PRESET = "smollm2-135m-instruct"
 PROMPT_LENGTHS = (5, 23, 40)
@@ -48,13 +50,15 @@ def prompts() -> list[list[int]]:
     return [torch.randint(0, 384, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
 
 
+KINDS = ("llama", "qwen2", "qwen3")
 FACTORIAL = [
     (kind, attention, block_size, chunk)
-    for kind in ("llama", "qwen2", "qwen3")
+    for kind in KINDS
     for attention in BACKENDS
     for block_size in (1, 3, 16)
     for chunk in (1, 7, 10_000)
 ]
+SCHEDULED = covering_array(CHUNKS, BLOCKS, BATCHES, (True, False), (True, False), tuple(BACKENDS), KINDS)
 VARIATIONS = [(kind, "sdpa", 3, 7) for kind in tiny_models.KINDS if "-" in kind]
 
 
@@ -70,6 +74,28 @@ def test_tiny_models_equal_transformers_in_any_chunk_block_and_batch(
         found = driver.run(seqs, STEPS)
         for seq, logits in zip(seqs, found, strict=True):
             check_against_oracle(logits, oracle_logits(model, seq.token_ids, seq.num_prompt_tokens))
+
+
+def test_every_pair_of_settings_is_in_the_covering_array() -> None:
+    levels = (CHUNKS, BLOCKS, BATCHES, (True, False), (True, False), tuple(BACKENDS), KINDS)
+    for (i, first), (j, second) in combinations(enumerate(levels), 2):
+        assert {(row[i], row[j]) for row in SCHEDULED} == set(product(first, second))
+    assert len(SCHEDULED) < 25
+
+
+@pytest.mark.parametrize("row", SCHEDULED, ids=lambda row: "-".join(map(str, row)))
+def test_tiny_models_equal_transformers_whatever_the_scheduler_does(tiny: Tiny, row: tuple[Any, ...]) -> None:
+    """Chunks, blocks, batches, prefix cache and preemption by the real scheduler; benchmarks/correctness.py has them all."""
+    setting, (model, checkpoint) = Setting(*row[:-1]), tiny(row[-1])
+    ids = torch.randint(0, 384, (80,), generator=torch.Generator().manual_seed(4)).tolist()
+    starts = [ids[:1], ids[:16], ids[40:73], ids[40:73], ids[40:57] + ids[:9], ids[:7]]
+    trial = run_trial(make_runner(checkpoint, setting, starts, STEPS), setting, starts, STEPS)
+    tally = Tally()
+    for token_ids, logits in zip(trial.token_ids, trial.logits, strict=True):
+        tally.add(logits, oracle_logits(model, token_ids, len(token_ids) - STEPS))
+    assert tally.passes, tally
+    assert (trial.preemptions > 0) == setting.preempt
+    assert (trial.hit_tokens > 0) == (setting.caching and setting.block_size <= 16)
 
 
 @pytest.mark.parametrize("scaling", [tiny_models.LINEAR_ROPE, tiny_models.LLAMA3_ROPE, tiny_models.YARN_ROPE])

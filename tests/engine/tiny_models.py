@@ -31,8 +31,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(kind: str, folder: Path) -> Any:
-    """The transformers model of ``KINDS[kind]``, saved in ``folder``."""
+def build(kind: str, folder: Path, **more: Any) -> Any:
+    """The transformers model of ``KINDS[kind]``, saved in ``folder``; ``more`` changes its configuration."""
     family, changes = KINDS[kind]
     sizes: dict[str, Any] = {
         "vocab_size": 384,
@@ -46,7 +46,7 @@ def build(kind: str, folder: Path) -> Any:
         "tie_word_embeddings": False,
         "initializer_range": 0.15,
     }
-    config = getattr(transformers, f"{family}Config")(**(sizes | changes))
+    config = getattr(transformers, f"{family}Config")(**(sizes | changes | more))
     torch.manual_seed(11)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
