@@ -1,0 +1,1 @@
+"""Result files of other load generators, read into our run directory."""
