@@ -1,4 +1,5 @@
-"""A finished study becomes statements: ``report.html``, ``summary.csv``, histograms, and an ``analysis.json`` in each run.
+"""A finished study becomes statements: ``report.html``, ``summary.csv``, figures, LaTeX tables, histograms, and an
+``analysis.json`` in each run.
 
 ``python -m analysis.report RESULTS`` does it again at any time from what was recorded. Nothing that was measured is touched.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +20,10 @@ import pandas as pd
 
 from analysis.capacity import Capacity, Drift
 from analysis.compare import compare_study
+from analysis.figures.study import study_figures
+from analysis.figures.style import Drawn
 from analysis.hdr import Histogram
+from analysis.latex import comparison_table, summary_table
 from analysis.report_page import StudyFacts, render
 from analysis.report_text import summary_text
 from analysis.runs import Run
@@ -60,8 +65,13 @@ def report_study(results: str | Path) -> StudyReport:
         if isinstance(calibration.drift, Drift) and calibration.drift.drifted
     ]
     text = summary_text(summaries, loads, study.calibrations, comparison)
+    if any(run.meta.get("simulated") for run in runs):
+        text = f"simulated, not measured\n{text}"
+    figures = study_figures(study, runs, summaries)
+    _write_figures(study.path / "figures", figures)
+    _write_tables(study.path / "tables", summary_table(summaries, loads), comparison_table(comparison))
     page = study.path / "report.html"
-    page.write_text(render(StudyFacts(study, runs, summaries, loads, comparison, failures)), encoding="utf-8")
+    page.write_text(render(StudyFacts(study, runs, summaries, loads, comparison, failures, figures)), encoding="utf-8")
     return StudyReport(text, page, failures)
 
 
@@ -126,6 +136,20 @@ def _write_csv(path: Path, summaries: Sequence[RunSummary], loads: Sequence[tupl
             row |= {"slo_share": summary.slo.share, "goodput_per_s": summary.slo.goodput, "slo": summary.slo.verdict}
         rows.append(row)
     pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def _write_figures(folder: Path, figures: Sequence[Drawn]) -> None:
+    """Each figure of the page as SVG, PDF and CSV; what an earlier report left there goes first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for figure in figures:
+        figure.write(folder)
+
+
+def _write_tables(folder: Path, summary: str, comparison: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.tex").write_text(summary, encoding="utf-8")
+    (folder / "compare.tex").write_text(comparison, encoding="utf-8")
 
 
 def _write_histograms(folder: Path, runs: Sequence[Run], summaries: Sequence[RunSummary]) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.capacity import Capacity, Drift
-from analysis.figures.study import study_figures
+from analysis.figures.style import Drawn
 from analysis.predictions.base import BAND, FAMILYWISE
 from analysis.report_text import (
     capacity_words,
@@ -43,6 +43,7 @@ class StudyFacts:
     loads: Sequence[tuple[float, float]]
     comparison: pd.DataFrame
     failures: Sequence[str]
+    figures: Sequence[Drawn]
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ def render(facts: StudyFacts) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    figures = study_figures(facts.study, facts.runs, facts.summaries)
     return environment.get_template("report.html").render(
         title=f"Latency Lab: {facts.study.name}",
         sentences=sentences(facts),
@@ -78,7 +78,7 @@ def render(facts: StudyFacts) -> str:
         comparison=[_comparison(row) for row in facts.comparison.to_dict("records")],
         band=f"{BAND:.0%}",
         familywise=f"{FAMILYWISE:.0%}",
-        figures=[{"figure": figure, "svg": Markup(figure.svg)} for figure in figures],
+        figures=[{"figure": figure, "svg": Markup(figure.svg)} for figure in facts.figures],
         methods=_methods(facts),
     )
 

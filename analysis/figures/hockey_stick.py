@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.capacity import Capacity
 from analysis.curve import Curve
-from analysis.figures.style import GRID, INK, MUTED, PAPER, SERIES, Drawn, axes, to_svg
+from analysis.figures.style import GRID, INK, MUTED, PAPER, SERIES, Drawn, axes, finish
 from analysis.summary import Latency, RunSummary
 from analysis.tails import QuantileInterval
 
@@ -40,20 +41,51 @@ def hockey_stick(
         ax.set_xlabel("realised load: arrivals per second / capacity")
         ax.set_ylabel(f"median {NAMES[metric]} (ms)")
         ax.legend(loc="upper left", bbox_to_anchor=(0.0, 0.97))
-        svg = to_svg(figure, f"{name}-{metric}", f"median {NAMES[metric]} against load")
     counts = ", ".join(str(getattr(summary, metric).n) for summary in stable)
     band = (
         "" if curve is None else f" Band: lowest to highest median of {curve.fresh} simulated runs with other requests."
     )
-    return Drawn(
+    return finish(
+        figure,
         f"{name}-{metric}",
         f"{NAMES[metric]} against load ({name})",
-        svg,
-        _look(metric, curve is not None, bool(unstable)),
-        f"Client's stamps, from the intended arrival; n = {counts} requests. Bars: 95 % confidence, vertical of the median, "
+        label=f"median {NAMES[metric]} against load",
+        look=_look(metric, curve is not None, bool(unstable)),
+        caption="Client's stamps, from the intended arrival; "
+        f"n = {counts} requests. Bars: 95 % confidence, vertical of the median, "
         f"horizontal of the load through the capacity ({capacity.low:.1f} to {capacity.high:.1f} req/s, n = {capacity.n}). "
-        f"Hollow: too few effective observations for an interval.{band}",
+        f"Hollow: too few effective observations for an interval, the mean is shown.{band}",
+        data=_data(stable, capacity, curve, metric),
     )
+
+
+def _data(stable: Sequence[RunSummary], capacity: Capacity, curve: Curve | None, metric: str) -> pd.DataFrame:
+    """Loads with their intervals, latencies in ms: measured medians (or the mean), then the simulated curve."""
+    rows = []
+    for summary in stable:
+        latency: Latency = getattr(summary, metric)
+        found = latency.quantiles.get(0.5)
+        has = isinstance(found, QuantileInterval)
+        offered = summary.load.offered
+        rows.append(
+            {
+                "series": "measured median" if has else "measured mean",
+                "load": offered / capacity.rate,
+                "load_low": offered / capacity.high,
+                "load_high": offered / capacity.low,
+                f"{metric}_ms": 1e3 * (found.value if isinstance(found, QuantileInterval) else latency.sample_mean),
+                "low_ms": 1e3 * found.low if isinstance(found, QuantileInterval) else np.nan,
+                "high_ms": 1e3 * found.high if isinstance(found, QuantileInterval) else np.nan,
+            }
+        )
+    if curve is not None:
+        for i, load in enumerate(curve.load):
+            values = [1e3 * part[metric][i] for part in (curve.median, curve.low, curve.high)]
+            rows.append(
+                {"series": "simulated median", "load": load}
+                | dict(zip((f"{metric}_ms", "low_ms", "high_ms"), values, strict=True))
+            )
+    return pd.DataFrame(rows)
 
 
 def _look(metric: str, simulated: bool, unstable: bool) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
-from analysis.figures.style import DASHES, MUTED, SERIES, Drawn, axes, to_svg
+from analysis.figures.style import DASHES, MUTED, SERIES, Drawn, axes, finish
 from analysis.littles_law import step_integral
 from analysis.runs import Run
 from analysis.summary import RunSummary
@@ -22,6 +23,7 @@ def number_in_system(name: str, title: str, runs: Sequence[tuple[Run, RunSummary
         return None
     recorded = sorted(recorded, key=lambda item: item[1].load.offered)[-MOST:]
     seats = {summary.seats for _, summary in recorded}
+    data = []
     with axes() as (figure, ax):
         width = 0.0
         for i, (run, summary) in enumerate(recorded):
@@ -35,6 +37,7 @@ def number_in_system(name: str, title: str, runs: Sequence[tuple[Run, RunSummary
             ax.stairs(
                 level, edges[:-1], color=SERIES[i], linestyle=DASHES[i], label=label, linewidth=1.3, baseline=None
             )
+            data.append(pd.DataFrame({"run": label, "t_s": edges[:-2], "number_in_system": level}))
             width = max(width, float(edges[1]))
         if len(seats) == 1 and (number_of_seats := seats.pop() or 1) > 1:
             ax.axhline(number_of_seats, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
@@ -52,12 +55,13 @@ def number_in_system(name: str, title: str, runs: Sequence[tuple[Run, RunSummary
         ax.set_xlabel("time since the first arrival was due (s)")
         ax.set_ylabel("requests in the engine")
         ax.legend(loc="upper left")
-        svg = to_svg(figure, f"number-{name}", "number of requests in the engine over time")
     windows = "; ".join(f"{s.point} {s.window[0]:g} to {s.window[1]:g} s" for _, s in recorded)
-    return Drawn(
+    return finish(
+        figure,
         f"number-{name}",
         f"Number in system over time ({title})",
-        svg,
-        "A stable run keeps coming back down; under overload the line climbs for as long as the load lasts.",
-        f"Engine's gauge (inbox, waiting, running), averaged over {1e3 * width:.0f} ms or less. Measured: {windows}.",
+        label="number of requests in the engine over time",
+        look="A stable run keeps coming back down; under overload the line climbs for as long as the load lasts.",
+        caption=f"Engine's gauge (inbox, waiting, running), averaged over {1e3 * width:.0f} ms or less. Measured: {windows}.",
+        data=data,
     )

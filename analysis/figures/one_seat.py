@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.figures.style import MUTED, SERIES, Drawn, axes, to_svg
+from analysis.figures.style import MUTED, SERIES, Drawn, axes, finish
 from analysis.predictions.one_seat import Served, lindley_path, served
 from analysis.queues import MG1, UnstableQueueError
 from analysis.runs import Run
@@ -45,14 +46,19 @@ def one_seat_tail(name: str, run: Run, summary: RunSummary) -> Drawn | None:
         ax.set_xlabel("wait t in the engine (ms)")
         ax.set_ylabel("P(wait > t)")
         ax.legend(loc="lower left")
-        svg = to_svg(figure, f"tail-{name}", "tail of the wait, measured and M/G/1")
-    return Drawn(
+    theory = {"t_ms": 1e3 * t, "p_above": queue.wait_tail(t), "low": low, "high": high}
+    return finish(
+        figure,
         f"tail-{name}",
         f"One seat against M/G/1 ({name})",
-        svg,
-        "The measured steps should stay inside the band; how wide it is shows how little one run of this length can say.",
-        f"Engine's stamps, received to first scheduled; n = {waits.size} after {skip} of warm-up. Service times measured "
-        f"from the steps, ρ = {queue.rho:.2f}. Band: {BAND:.0%} of {DRAWS} simulated runs of this length, at each t.",
+        label="tail of the wait, measured and M/G/1",
+        look="The measured steps should stay inside the band; its width shows how little one run of this length can say.",
+        caption=f"Engine's stamps, received to first scheduled; n = {waits.size} after {skip} of warm-up. Service times "
+        f"measured from the steps, ρ = {queue.rho:.2f}. Band: {BAND:.0%} of {DRAWS} simulated runs of this length, each t.",
+        data=[
+            pd.DataFrame({"series": "measured", "t_ms": 1e3 * x, "p_above": above}),
+            pd.DataFrame({"series": "M/G/1", **theory}),
+        ],
     )
 
 
@@ -86,12 +92,13 @@ def lindley_dots(name: str, run: Run) -> Drawn | None:
         ax.set_xlabel("predicted sojourn (ms)")
         ax.set_ylabel("measured sojourn (ms)")
         ax.legend(loc="upper left")
-        svg = to_svg(figure, f"lindley-{name}", "each sojourn, measured against Lindley's recursion")
-    return Drawn(
+    return finish(
+        figure,
         f"lindley-{name}",
         f"One seat, request by request ({name})",
-        svg,
-        "No chance is left here: given who came when and how long each took to serve, every dot belongs on the line.",
-        f"Engine's stamps, received to done, n = {true.size}; median error {error:.2%}. Service times are the steps a "
-        "request ran in and the mean gap after each.",
+        label="each sojourn, measured against Lindley's recursion",
+        look="No chance is left here: given who came when and how long each took to serve, every dot belongs on the line.",
+        caption=f"Engine's stamps, received to done, n = {true.size}; median error {error:.2%}. Service times are the steps "
+        "a request ran in and the mean gap after each.",
+        data=pd.DataFrame({"predicted_ms": 1e3 * path, "measured_ms": 1e3 * true}),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.figures.style import DASHES, SERIES, Drawn, axes, to_svg
+from analysis.figures.style import DASHES, SERIES, Drawn, axes, finish
 from analysis.intervals import correlation_time
 from analysis.runs import Run
 from analysis.summary import RunSummary, latencies
@@ -22,17 +23,19 @@ def by_percentile(runs: Sequence[tuple[Run, RunSummary]], metric: str) -> Drawn 
     """One line a stable run; None where no run has enough observations."""
     shown = 0
     counts = []
+    data = []
     with axes() as (figure, ax):
         last = 0.5
         for run, summary in runs:
             values = latencies(run)[metric]
             values = values[~np.isnan(values)]
-            worth = _effective(values)
+            worth = effective_n(values)
             if not summary.stable or worth < LEAST or shown == len(SERIES):
                 continue
             q, height = percentile_line(values, worth)
             name = f"{summary.experiment} {summary.point}"
             ax.step(1 / (1 - q), 1e3 * height, where="pre", color=SERIES[shown], linestyle=DASHES[shown], label=name)
+            data.append(pd.DataFrame({"run": name, "q": q, f"{metric}_ms": 1e3 * height}))
             counts.append(f"{name}: {values.size} requests worth {worth:.0f}")
             last = max(last, float(q[-1]))
             shown += 1
@@ -48,15 +51,16 @@ def by_percentile(runs: Sequence[tuple[Run, RunSummary]], metric: str) -> Drawn 
         ax.set_xlabel("percentile, on the scale of 1 / (1 − q)")
         ax.set_ylabel(f"{NAMES[metric]} (ms)")
         ax.legend(loc="upper left")
-        svg = to_svg(figure, f"percentiles-{metric}", f"{NAMES[metric]} by percentile")
-    return Drawn(
+    return finish(
+        figure,
         f"percentiles-{metric}",
         f"{NAMES[metric]} by percentile",
-        svg,
-        "A straight line is an exponential tail; a line that bends up is heavier, and averages say little about it.",
-        f"Client's stamps. Each line ends where fewer than {LEAST_BEYOND} effective observations lie beyond ("
+        label=f"{NAMES[metric]} by percentile",
+        look="A straight line is an exponential tail; a line that bends up is heavier, and averages say little about it.",
+        caption=f"Client's stamps. Each line ends where fewer than {LEAST_BEYOND} effective observations lie beyond ("
         + "; ".join(counts)
         + "). Full histograms: hdr/.",
+        data=data,
     )
 
 
@@ -69,7 +73,8 @@ def percentile_line(values: np.ndarray, worth: float) -> tuple[np.ndarray, np.nd
     return np.concatenate([[0.0], q[kept]]), np.concatenate([[ordered[0]], ordered[kept]])
 
 
-def _effective(values: np.ndarray) -> float:
+def effective_n(values: np.ndarray) -> float:
+    """How many independent observations the values are worth around their median."""
     if values.size < 4:
         return float(values.size)
     return values.size / correlation_time((values > np.median(values)).astype(float))

@@ -1,4 +1,5 @@
-"""Which figures a study gets: a hockey stick for each mix, one seat against theory, percentiles, number in system."""
+"""Which figures a study gets: a hockey stick for each mix, one seat against theory, percentiles and tails, parts of
+the latency, number in system."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from collections.abc import Sequence
 
 from analysis.capacity import Capacity
 from analysis.curve import simulated_curve
+from analysis.figures.ccdf import ccdf
 from analysis.figures.hockey_stick import hockey_stick
 from analysis.figures.number_in_system import number_in_system
 from analysis.figures.one_seat import lindley_dots, one_seat_tail
 from analysis.figures.percentiles import by_percentile
 from analysis.figures.style import Drawn
+from analysis.figures.where_time_goes import where_time_goes
 from analysis.runs import Run
 from analysis.study import Calibration, StudyResults
 from analysis.summary import RunSummary
@@ -31,6 +34,7 @@ def study_figures(study: StudyResults, runs: Sequence[Run], summaries: Sequence[
             name = slug(summary.experiment)
             drawn += [one_seat_tail(name, run, summary), lindley_dots(name, run)]
     drawn += [by_percentile(pairs, metric) for metric in ("ttft", "e2e")]
+    drawn += [ccdf(pairs, "e2e"), where_time_goes(pairs)]
     singles = [pair for pair in pairs if not any(pair in group for group in _sweeps(study, pairs))]
     groups = [(group[0][1].experiment, group) for group in _sweeps(study, pairs)]
     groups += [(f"{summary.experiment} {summary.point}", [(run, summary)]) for run, summary in singles]

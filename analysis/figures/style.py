@@ -1,37 +1,29 @@
-"""Figures as inline SVG that follows the page: its font, its colours, light or dark, any width.
+"""Figures for the page (inline SVG that follows its font, its colours, light or dark, any width) and for papers beside it.
 
-Matplotlib draws with stand-in colours; on the way out each becomes a CSS variable of the page, with the light value to
-fall back on, so that a figure taken out of the page still reads. Series colours follow Okabe and Ito (2008), told apart by
-marker and dash as well.
+Matplotlib draws in the light colours; on the way into the page each becomes a CSS variable, with the light value to fall
+back on. Series colours follow Okabe and Ito (2008), told apart by marker and dash as well, so that they hold in grey.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# stand-in colour: (CSS variable, light value). The page's style sheet gives the dark values.
-INK, MUTED, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
-SERIES = ("#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05", "#0a0a06")
-COLOURS = {
-    INK: ("--ink", "#1b1f24"),
-    MUTED: ("--muted", "#59636e"),
-    GRID: ("--grid", "#d9dee3"),
-    PAPER: ("--paper", "#ffffff"),
-    SERIES[0]: ("--series-1", "#0072b2"),
-    SERIES[1]: ("--series-2", "#d55e00"),
-    SERIES[2]: ("--series-3", "#00805f"),
-    SERIES[3]: ("--series-4", "#a8518a"),
-    SERIES[4]: ("--series-5", "#8a6d00"),
-    SERIES[5]: ("--series-6", "#3d7ea6"),
+INK, MUTED, GRID, PAPER = "#1b1f24", "#59636e", "#d9dee3", "#ffffff"
+SERIES = ("#0072b2", "#d55e00", "#00805f", "#a8518a", "#8a6d00", "#3d7ea6")
+# the CSS variable of each colour; the page's style sheet gives the dark values
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"} | {
+    colour: f"--series-{number}" for number, colour in enumerate(SERIES, 1)
 }
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
 MARKERS = ("o", "^", "s", "D", "v", "P")
@@ -39,6 +31,7 @@ SIZE = (4.7, 3.1)  # inches: about the width of a phone at the font size below
 
 _RC: Any = {
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.titlesize": 10,
@@ -65,13 +58,22 @@ _RC: Any = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure for the page: ``svg`` to put inline, what to ``look`` for, and the ``caption`` with source and count."""
+    """A figure: ``svg`` to put inline, what to ``look`` for, the ``caption`` with source and count; and for use elsewhere
+    the ``files`` by suffix (svg, pdf) and the ``data`` it shows."""
 
     name: str
     title: str
     svg: str
     look: str
     caption: str
+    files: Mapping[str, bytes]
+    data: pd.DataFrame
+
+    def write(self, folder: Path) -> None:
+        """``<name>.svg``, ``<name>.pdf`` and ``<name>.csv`` into ``folder``, which exists."""
+        for suffix, content in self.files.items():
+            (folder / f"{self.name}.{suffix}").write_bytes(content)
+        self.data.to_csv(folder / f"{self.name}.csv", index=False)
 
 
 @contextmanager
@@ -82,12 +84,29 @@ def axes(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figu
         yield figure, figure.add_subplot()
 
 
-def to_svg(figure: Figure, name: str, label: str) -> str:
-    """The figure as an SVG element: no fixed size, the page's colours, ids of its own, ``label`` for screen readers."""
-    text = io.StringIO()
+def finish(
+    figure: Figure,
+    name: str,
+    title: str,
+    *,
+    label: str,
+    look: str,
+    caption: str,
+    data: pd.DataFrame | list[pd.DataFrame],
+) -> Drawn:
+    """The figure as it goes into the page and beside it; ``label`` is for screen readers."""
+    svg, pdf = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context({**_RC, "svg.hashsalt": name}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    svg = text.getvalue()
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.set_layout_engine("none")  # it has been laid out; once is enough
+        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    files = {"svg": svg.getvalue(), "pdf": pdf.getvalue()}
+    table = data if isinstance(data, pd.DataFrame) else pd.concat(data, ignore_index=True)
+    return Drawn(name, title, _inline(svg.getvalue().decode(), name, label), look, caption, files, table)
+
+
+def _inline(svg: str, name: str, label: str) -> str:
+    """An SVG element without a size of its own, in the page's colours, with ids of its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
@@ -97,6 +116,5 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\1{name}-", svg)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"\s*\n\s*", "\n", svg)
-    for colour, (variable, light) in COLOURS.items():
-        svg = svg.replace(colour, f"var({variable}, {light})")
-    return svg
+    colours = "|".join(VARIABLES)
+    return re.sub(colours, lambda found: f"var({VARIABLES[found[0]]}, {found[0]})", svg)

@@ -1,0 +1,90 @@
+"""Where a request's time goes: the parts of the mean E2E latency, which add up to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures.style import INK, MUTED, PAPER, SERIES, SIZE, Drawn, axes, finish
+from analysis.runs import Run
+from analysis.summary import RunSummary
+
+PARTS = {  # colour and hatch of each, in the order in which a request meets them
+    "lag and cap": (INK, ""),
+    "transit": (MUTED, ""),
+    "wait: step in progress": (SERIES[4], ""),
+    "wait: seats": (SERIES[1], ""),
+    "wait: budget": (SERIES[3], ""),
+    "wait: KV blocks": (SERIES[5], ""),
+    "wait: after preemption": (SERIES[1], "////"),
+    "prefill": (SERIES[2], ""),
+    "decode": (SERIES[0], ""),
+}
+REASONS = {"seats": "wait: seats", "budget": "wait: budget", "kv": "wait: KV blocks"}
+LEAST_SHARE = 1e-3  # of some run's latency; a part that is nowhere as large gets no entry in the legend
+
+
+def where_time_goes(runs: Sequence[tuple[Run, RunSummary]]) -> Drawn | None:
+    """A bar a stable run; None where no run has the engine's stamps."""
+    rows = [(f"{summary.experiment} {summary.point}", parts_of(run)) for run, summary in runs if summary.stable]
+    shown = [(name, *found) for name, found in rows if found is not None]
+    if not shown:
+        return None
+    largest = {part: max(parts[part] / sum(parts.values()) for _, parts, _ in shown) for part in PARTS}
+    with axes(height=max(SIZE[1] * 0.75, 0.42 * len(shown) + 1.5)) as (figure, ax):
+        left = np.zeros(len(shown))
+        for part, (colour, hatch) in PARTS.items():
+            width = np.array([1e3 * parts[part] for _, parts, _ in shown])
+            label = part if largest[part] >= LEAST_SHARE else None
+            ax.barh(
+                range(len(shown)),
+                width,
+                left=left,
+                height=0.62,
+                color=colour,
+                hatch=hatch,
+                edgecolor=PAPER,
+                lw=0.4,
+                label=label,
+            )
+            left += width
+        ax.set_yticks(range(len(shown)), [name for name, _, _ in shown])
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+        ax.set_xlabel("mean E2E (ms)")
+        figure.legend(loc="outside lower center", ncols=3)
+    table = pd.DataFrame(
+        [{"run": name, "n": n, **{f"{part} (ms)": 1e3 * parts[part] for part in PARTS}} for name, parts, n in shown]
+    )
+    return finish(
+        figure,
+        "where-time-goes",
+        "Where the time goes",
+        label="parts of the mean end-to-end latency of each run",
+        look="As the load grows, first every step gets longer (prefill, decode); waiting for seats comes only near capacity.",
+        caption="Client's and engine's stamps of the finished measured requests (n = "
+        + ", ".join(str(n) for _, _, n in shown)
+        + "); the parts add up to the mean. Transit is both ways. A wait has one reason, what held the request back last.",
+        data=table,
+    )
+
+
+def parts_of(run: Run) -> tuple[dict[str, float], int] | None:
+    """Mean seconds of each of ``PARTS`` over the measured requests that finished, and their number; None without stamps."""
+    rows = run.measured
+    rows = rows[rows["finish_reason"].isin(["stop", "length"]) & rows["received_s"].notna()]
+    if rows.empty:
+        return None
+    again = rows["wait_total"] - rows["wait_first"]
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts["lag and cap"] = float((rows["sent_s"] - rows["intended_s"]).mean())
+    parts["transit"] = float((rows["received_s"] - rows["sent_s"] + rows["finished_s"] - rows["done_s"]).mean())
+    for reason, wait in rows["wait_first"].groupby(rows["wait_reason"].fillna("")):
+        part = REASONS.get(str(reason), "wait: step in progress")
+        parts[part] += float(wait.sum()) / len(rows)
+    parts["wait: after preemption"] = float(again.mean())
+    parts["prefill"] = float((rows["emitted_first_s"] - rows["scheduled_s"]).mean())
+    parts["decode"] = float((rows["done_s"] - rows["emitted_first_s"] - again).mean())
+    return parts, len(rows)
