@@ -38,7 +38,7 @@ def ccdf(runs: Sequence[tuple[Run, RunSummary]], metric: str) -> Drawn | None:
         ax.set_ylim(top=1.2)
         ax.set_xlabel(f"{NAMES[metric]} t (ms)")
         ax.set_ylabel(f"P({NAMES[metric]} > t)")
-        ax.legend(loc="lower left" if len(data) < 4 else "upper right")
+        ax.legend(loc="upper right")
     return finish(
         figure,
         f"ccdf-{metric}",
