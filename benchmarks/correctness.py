@@ -60,6 +60,7 @@ TWO_SETTINGS = (Setting(64, 16, 8, True, False), Setting(WHOLE, 256, 1, False, F
 LONGEST = 2000
 GROUP = 16  # prompts whose logits are held at a time
 AGREEMENT = 0.995
+LABEL = 41  # characters of a row before its numbers
 TITLE = "attention chunk block batch cache preempt  prompts  steps  ties  other  max |d|   mean |d|  preempted  hits"
 
 
@@ -132,7 +133,7 @@ class Oracle:
 def line(label: object, tally: Tally) -> str:
     """One row of the table."""
     return (
-        f"{label!s:38}{tally.prompts:8d}{tally.steps:7d}{tally.ties:6d}{tally.other_tokens:7d}{tally.largest:10.2e}"
+        f"{label!s:{LABEL}}{tally.prompts:8d}{tally.steps:7d}{tally.ties:6d}{tally.other_tokens:7d}{tally.largest:10.2e}"
         f"{tally.mean:11.2e}{tally.preemptions:10d}{tally.hit_tokens:7d}  {'PASS' if tally.passes else 'FAIL'}"
     )
 
@@ -149,10 +150,9 @@ def tiny_prompts(vocab: int, longest: int) -> list[list[int]]:
 def check_tiny(quick: bool) -> Iterator[bool]:
     """Full factorial; reference attention without the prompts beyond 256 tokens, and bitwise the same in all settings."""
     steps = 6
-    print(
-        f"\ntiny: full factorial, {steps} steps a prompt; rows add up {'a covering array' if quick else 'all settings'}"
-    )
-    print("model     attention  settings" + " " * 10 + TITLE[38:])
+    which = "a covering array" if quick else "the full factorial"
+    print(f"\ntiny: {which}, {steps} steps a prompt, each row all its settings")
+    print(f"{'model     attention  settings':{LABEL}}{TITLE[LABEL:]}")
     for kind in ("llama", "qwen2", "qwen3"):
         with tempfile.TemporaryDirectory() as folder:
             oracle = Oracle(tiny_models.build(kind, Path(folder), max_position_embeddings=1024))
@@ -197,7 +197,9 @@ def check_array(preset: Preset, quick: bool) -> Iterator[bool]:
 def check_preset(preset: Preset, count: int, steps: int, longest: int) -> Iterator[bool]:
     """``count`` prompts at two settings; the oracle computes once where both give the same tokens."""
     prompts = preset.prompts(count, longest)
-    print(f"\npreset: {count} prompts of 1 to {longest} tokens ({sum(map(len, prompts))} in all), {steps} steps each")
+    print(
+        f"\npreset: {count} prompts of 1 to {longest} tokens ({sum(map(len, prompts))} in all), {steps} steps each\n{TITLE}"
+    )
     worst = sorted(prompts, key=len)[-GROUP:]
     runners = {setting: make_runner(preset.checkpoint, setting, worst, steps) for setting in TWO_SETTINGS}
     tallies: dict[Setting, Tally] = defaultdict(Tally)
@@ -208,12 +210,10 @@ def check_preset(preset: Preset, count: int, steps: int, longest: int) -> Iterat
         for setting, runner in runners.items():
             oracle.compare(run_trial(runner, setting, group, steps), steps, tallies[setting])
         oracle.forget()
-        done = ", ".join(f"max {tally.largest:.1e} other {tally.other_tokens}" for tally in tallies.values())
-        print(f"  {start + len(group)} prompts, {time.perf_counter() - began:.0f} s: {done}", flush=True)
-    print(TITLE)
-    for setting, tally in tallies.items():
-        print(line(setting, tally), flush=True)
-        yield tally.passes
+        print(f"after {time.perf_counter() - began:.0f} s", flush=True)
+        for setting, tally in tallies.items():
+            print(line(setting, tally), flush=True)
+    yield from (tally.passes for tally in tallies.values())
 
 
 def forced_logits(runner: Any, token_ids: list[int], skipped: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
@@ -15,15 +15,17 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.attention.backends import BACKENDS
+from engine.block_manager import BlockManager
 from engine.layers.rotary_embedding import inverse_frequencies
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig
+from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
 from engine.weights.checkpoint import Checkpoint, load_checkpoint, load_folder
 from engine.weights.hf_config import config_to_hf
 from tests.engine import tiny_models
 from tests.engine.model_driver import Driver, check_against_oracle, oracle_logits
-from tests.engine.trials import BATCHES, BLOCKS, CHUNKS, Setting, Tally, covering_array, make_runner, run_trial
+from tests.engine.trials import BATCHES, BLOCKS, CHUNKS, WHOLE, Setting, Tally, covering_array, make_runner, run_trial
 
 PRESET = "smollm2-135m-instruct"
 PROMPT_LENGTHS = (5, 23, 40)
@@ -45,6 +47,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return build
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny operations on several threads mostly wait for each other, above all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(0, 384, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
@@ -62,6 +73,7 @@ SCHEDULED = covering_array(CHUNKS, BLOCKS, BATCHES, (True, False), (True, False)
 VARIATIONS = [(kind, "sdpa", 3, 7) for kind in tiny_models.KINDS if "-" in kind]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("kind", "attention", "block_size", "chunk"), FACTORIAL + VARIATIONS)
 def test_tiny_models_equal_transformers_in_any_chunk_block_and_batch(
     tiny: Tiny, kind: str, attention: str, block_size: int, chunk: int
@@ -83,6 +95,7 @@ def test_every_pair_of_settings_is_in_the_covering_array() -> None:
     assert len(SCHEDULED) < 25
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("row", SCHEDULED, ids=lambda row: "-".join(map(str, row)))
 def test_tiny_models_equal_transformers_whatever_the_scheduler_does(tiny: Tiny, row: tuple[Any, ...]) -> None:
     """Chunks, blocks, batches, prefix cache and preemption by the real scheduler; benchmarks/correctness.py has them all."""
@@ -96,6 +109,24 @@ def test_tiny_models_equal_transformers_whatever_the_scheduler_does(tiny: Tiny, 
     assert tally.passes, tally
     assert (trial.preemptions > 0) == setting.preempt
     assert (trial.hit_tokens > 0) == (setting.caching and setting.block_size <= 16)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_prefix_found_in_the_wrong_blocks_would_be_seen(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, checkpoint = tiny("llama")
+    find = BlockManager._cached_prefix
+
+    def find_wrongly(manager: BlockManager, seq: Sequence) -> tuple[list[int], list[int]]:
+        blocks, numbers = find(manager, seq)
+        return blocks[:1] * len(blocks), numbers  # reversed they would do: attention is a sum over the context
+
+    monkeypatch.setattr(BlockManager, "_cached_prefix", find_wrongly)
+    setting, starts = Setting(WHOLE, 4, 2, True, False), [prompts()[1]] * 2
+    trial = run_trial(make_runner(checkpoint, setting, starts, STEPS), setting, starts, STEPS)
+    for token_ids, logits, is_right in zip(trial.token_ids, trial.logits, (True, False), strict=True):
+        tally = Tally()
+        tally.add(logits, oracle_logits(model, token_ids, len(token_ids) - STEPS))
+        assert tally.passes == is_right
 
 
 @pytest.mark.parametrize("scaling", [tiny_models.LINEAR_ROPE, tiny_models.LLAMA3_ROPE, tiny_models.YARN_ROPE])
