@@ -41,8 +41,11 @@ class StudyFile:
             raise StudyError(f"{self.path}{line}: not valid YAML: {problem}") from None
         except YAMLError as error:
             raise StudyError(f"{self.path}: not valid YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise StudyError(f"{self.path}: can't read the study: it is nested too deeply") from None
         if not isinstance(self._tree, CommentedMap):
-            found = "nothing" if self._tree is None else type(self._tree).__name__
+            kinds = {type(None): "nothing", CommentedSeq: "a list"}
+            found = kinds.get(type(self._tree), "a single value")
             raise StudyError(f"{self.path}:1: found {found}; a study is a mapping with the key 'experiments'")
         self.data: dict[str, Any] = plain(self._tree)
 

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from engine.weights.fetch import cache_folder
+from engine.weights.fetch import cache_folder, made
 
 _SOURCE = Path(__file__).parent
 # gcc's SLP vectorizer turns the broadcasts of the micro-kernel into shuffles, at more than half its speed.
@@ -49,13 +49,14 @@ def build_library(weight_type: str, cache_type: str, extra_flags: tuple[str, ...
 
     Raises:
         NativeUnavailableError: no compiler, or it failed; the message has the command and its last lines.
+        ValueError: the cache folder can't be written.
     """
     compiler = find_compiler()
     flags = [*_FLAGS, native_flag(), f"-DLAB_WEIGHT={weight_type}", f"-DLAB_CACHE={cache_type}", *extra_flags]
     library = cache_folder() / "native" / f"step-{_fingerprint(compiler, flags)}.so"
     if library.exists():
         return library
-    library.parent.mkdir(parents=True, exist_ok=True)
+    made(library.parent, writable=True)
     handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     partial = Path(name)

@@ -60,11 +60,24 @@ PRESETS = {
 
 def cache_folder() -> Path:
     """Where fetched and prepared weights are kept: ``$LATENCY_LAB_CACHE`` or ``~/.cache/latency-lab``."""
-    folder = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "latency-lab")
+    return made(Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "latency-lab"))
+
+
+def made(folder: Path, *, writable: bool = False) -> Path:
+    """``folder`` of the cache, there and, if asked for, with room for another file.
+
+    Raises:
+        ValueError: it can't be made or written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if writable:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
-        raise ValueError(f"cannot make the cache folder {folder} ({error}); set {CACHE_VARIABLE} to another") from error
+        raise ValueError(
+            f"cannot write the cache folder {folder} ({error.strerror}); set {CACHE_VARIABLE} to another"
+        ) from error
     return folder
 
 
@@ -103,7 +116,7 @@ def fetch_preset(preset: Preset) -> Path:
     target = folder / preset.gguf
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
+    made(folder, writable=True)
     with FileLock(folder / ".lock"):
         if target.exists():
             return target

@@ -17,7 +17,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from engine.models.config import ModelConfig
-from engine.weights.fetch import cache_folder, say, scratch_folder, sha256_of
+from engine.weights.fetch import cache_folder, made, say, scratch_folder, sha256_of
 from engine.weights.hf_config import MODEL_TYPES, config_from_hf, config_to_hf
 from engine.weights.names import check_tensors
 
@@ -54,7 +54,7 @@ def prepare_gguf(locate: Callable[[], Path], key: str) -> Path:
     target = cache_folder() / "prepared" / f"{key}-v{FORMAT}"
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    made(target.parent, writable=True)
     with FileLock(target.parent / f".{target.name}.lock"):
         if target.is_dir():
             return target

