@@ -25,8 +25,10 @@ experiments:
     measure: {seconds: 3}
     compare: [simulation]
 """
-WITH_LOAD = STUDY.replace("rate: 25", "load: 0.5").replace(
-    "workload:", "calibration: {warmup: 0.5, seconds: 3, grid_rounds: 1}\nworkload:"
+WITH_LOAD = (
+    STUDY.replace("rate: 25", "load: 0.5")
+    .replace("    compare: [simulation]\n", "")
+    .replace("workload:", "calibration: {warmup: 0.5, seconds: 3, grid_rounds: 1}\nworkload:")
 )
 
 
