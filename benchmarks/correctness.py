@@ -255,7 +255,8 @@ def check_native(preset: Preset, count: int, threads: int) -> Iterator[bool]:
             outside = 1 - tally.other_tokens / tally.steps
             print(
                 f"{name:7} {path:18}{tally.steps:8d}{shares[path]:12.2%}{outside:20.2%}{tally.mean:14.4f}"
-                f"{tally.largest:11.3f}"
+                f"{tally.largest:11.3f}",
+                flush=True,
             )
         verdict = shares["native bf16"] >= AGREEMENT and native_tally.mean <= their_tally.mean
         print(
