@@ -86,13 +86,13 @@ def number(value: float, decimals: int) -> str:
 
 def verdict_line(summary: RunSummary) -> str:
     """What was concluded about a run, in one line."""
+    if summary.status != "complete":
+        return f"run {summary.status}: not judged"
     parts = [stability_words(summary)]
     parts.append(f"Little's law {closure_words(summary)}")
     parts.append(f"generator {lag_words(summary)}")
     if summary.slo is not None:
         parts.append(f"objective {summary.slo.verdict} ({summary.slo.share:.1%} of {summary.slo.wanted:.0%})")
-    if summary.status != "complete":
-        parts.insert(0, f"run {summary.status}")
     return "; ".join(parts)
 
 
@@ -135,6 +135,8 @@ def calibration_line(calibration: Calibration) -> str:
         words += f"; after the sweep {after.rate:.2f}"
     if isinstance(drift, Drift):
         words += f": {drift.verdict} (the same requests took {drift.ratio:+.1%} time)"
+        if drift.drifted:
+            words += "; loads of this sweep are uncertain by as much"
     return words
 
 

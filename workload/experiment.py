@@ -45,6 +45,7 @@ from workload.study_keys import (
 )
 from workload.sweep import Point, Section, expand, folder_safe
 
+RESERVED_NAMES = ("calibration", "hdr", "figures", "tables")
 SECTIONS = tuple(name for name in WorkloadKeys.model_fields if name != "natural")
 
 
@@ -170,6 +171,11 @@ class _Loader:
         parsed = [validate(ExperimentKeys, raw, ("experiments", i)) for i, raw in enumerate(self.keys.experiments)]
         seen: dict[str, int] = {}
         for i, keys in enumerate(parsed):
+            if keys.name in RESERVED_NAMES:
+                names = ", ".join(RESERVED_NAMES)
+                raise SpecError(
+                    ("experiments", i, "name"), f"found {keys.name!r}; folders of the study itself are {names}"
+                )
             if keys.name in seen:
                 first = self.file.line(("experiments", seen[keys.name], "name"))
                 raise SpecError(

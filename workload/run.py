@@ -59,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     if code != DONE:
         return code
-    return _report(results, reporter, strict=options.strict)
+    try:
+        return _report(results, reporter, strict=options.strict)
+    except ValueError as error:
+        print(f"error: nothing to report: {error}; what was recorded is in {results}", file=sys.stderr)
+        return RUN_FAILED
 
 
 def _simulation(options: argparse.Namespace, runs: Sequence[RunSpec]) -> tuple[StartTarget | None, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from workload.targets.base import Target
 
 GRID_EXPECTED_S = 5.0  # a round, roughly
 WARM_UP_PROMPTS = (8, 64, 8)
+LONGER_LOOPS = (1, 3, 9)  # times calibration.seconds, where the saturated loop completed too few requests
 
 
 class Capacity(Protocol):
@@ -140,14 +142,33 @@ class StudyRunner:
         if when == "before" and not self._is_done(folder / "grid", None):
             session.grid(folder / "grid", mix, {**about, "point": f"calibration/{label}", "replication": "grid"})
         path = folder / f"saturated-{when}"
-        if not self._is_done(path, None):
-            session.saturate(path, mix, {**about, "point": f"calibration/{label}", "replication": f"saturated-{when}"})
+        capacity = self._saturate(session, path, mix, {**about, "point": f"calibration/{label}"})
         if when == "before":
-            capacity = self._capacity_of(path)
             self._capacities[mix.mix_key] = capacity.rate
             self._reporter.say(
                 f"{label}: capacity {capacity.rate:.2f} req/s (95 % confidence {capacity.low:.2f} to {capacity.high:.2f})"
             )
+
+    def _saturate(self, session: _Session, path: Path, mix: RunSpec, about: dict[str, Any]) -> Capacity:
+        """The capacity of ``mix``; on a slow machine the loop is run again for longer until it has enough completions.
+
+        Raises:
+            ValueError: even the longest loop had too few.
+        """
+        for stretch in LONGER_LOOPS:
+            if not self._is_done(path, None):
+                session.saturate(path, mix, {**about, "replication": path.name}, stretch)
+            try:
+                return self._capacity_of(path)
+            except ValueError as reason:
+                self._reporter.say(f"{path.name}: {reason}")
+                shutil.rmtree(path)
+                last = reason
+        seconds = LONGER_LOOPS[-1] * self._study.calibration.seconds
+        raise ValueError(
+            f"{self._study.path}: no capacity for {mix.experiment!r} from {seconds:g} s under backlog ({last}): "
+            "raise calibration.seconds, or shorten the requests"
+        )
 
     def _measure(self, session: _Session, run: RunSpec) -> Path:
         path = self._results / run.run_dir
@@ -212,11 +233,11 @@ class _Session:
         expected_s = GRID_EXPECTED_S * self._calibration.grid_rounds
         self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, expected_s, cooldown_s=0.0)
 
-    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
+    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any], stretch: int = 1) -> None:
         requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
         loop = saturated_loop(requests, self._config.max_num_seqs)
         start_s = self._calibration.warmup
-        end_s = start_s + self._calibration.seconds
+        end_s = start_s + stretch * self._calibration.seconds
         self._run(Offering(loop, Phases(start_s, end_s)), path, about, end_s, cooldown_s=0.0)
 
     def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:

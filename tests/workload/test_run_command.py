@@ -193,3 +193,17 @@ def test_an_interrupt_is_exit_code_130_and_a_labelled_partial_run(tmp_path: Path
     meta = json.loads((the_partial_run(out) / "run.json").read_text())
     assert meta["status"] == "interrupted"
     assert len(open_run(the_partial_run(out)).requests) > 20
+
+
+def test_a_study_too_short_to_say_anything_is_told_in_one_line(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.write_text(
+        study.read_text()
+        .replace("warmup: {seconds: 0.5}", "warmup: {seconds: 0}")
+        .replace("{seconds: 2}", "{requests: 1}")
+    )
+    assert main([str(study), "--out", str(tmp_path / "results"), "--quiet"]) == 3
+    error = capsys.readouterr().err.strip()
+    assert "nothing to report" in error
+    assert "\n" not in error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.capacity import capacity
+from analysis.capacity import Capacity, capacity
 from analysis.littles_law import littles_law
 from analysis.runs import Run, open_run
 from engine.config import EngineConfig
@@ -186,3 +186,30 @@ def test_every_run_closes_littles_law_and_says_what_it_was(results: Path) -> Non
         assert meta["status"] == "complete"
         assert isinstance(run.requests, pd.DataFrame)
         assert sum(meta["counts"].values()) == len(run.requests)
+
+
+def test_a_loop_with_too_few_completions_is_run_again_for_longer(tmp_path: Path) -> None:
+    text = STUDY.replace("seconds: 60, grid", "seconds: 1, grid").split("  - name: closed")[0]
+    (tmp_path / "study.yaml").write_text(
+        text.replace("load: [0.4, 0.7]", "load: 0.4").replace("requests: 800", "requests: 20")
+    )
+    study = load_study(tmp_path / "study.yaml")
+    tried: list[int] = []
+
+    def picky(path: Path) -> Capacity:
+        found = capacity_by_count(open_run(path))
+        tried.append(found)
+        if found < 150:
+            raise ValueError(f"too short: {found} completions")
+        return capacity(open_run(path))
+
+    runner = StudyRunner(study, tmp_path / "results", start_target=inline, capacity_of=picky, reporter=Quiet())
+    runner.run(study.runs)
+    assert tried == sorted(tried[:2]) + tried[2:]
+    assert len(tried) >= 3
+    assert tried[0] < 150 <= tried[-1]
+
+
+def capacity_by_count(run: Run) -> int:
+    start_s, end_s = run.window
+    return int(run.requests["finished_s"].between(start_s, end_s).sum())
