@@ -75,7 +75,7 @@ class EngineCore:
         self.eos_token_ids = eos_token_ids
         self.max_queue = max_queue
         self._recorder: Recorder | None = None
-        self._inbox: deque[Sequence] = deque()
+        self._inbox: dict[Sequence, None] = {}  # an ordered set
         self._aborts: deque[Sequence] = deque()
         self._live: dict[str, Sequence] = {}
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class EngineCore:
                     f"request {request.request_id!r} refused: {waiting} requests wait already (max_queue = {self.max_queue})"
                 )
             self._live[request.request_id] = seq
-            self._inbox.append(seq)
+            self._inbox[seq] = None
             self._read_gauge()
         self._wake.set()
         return seq
@@ -266,13 +266,12 @@ class EngineCore:
             self._read_gauge()
 
     def _drain(self, now: float) -> int:
-        drained = 0
-        while self._inbox:
-            seq = self._inbox.popleft()
+        drained = len(self._inbox)
+        for seq in self._inbox:
             seq.drained_s = now
             self.scheduler.add(seq)
-            drained += 1
         if drained:
+            self._inbox.clear()
             self._read_gauge()
         return drained
 
@@ -291,7 +290,7 @@ class EngineCore:
         """End a live request wherever it is; a wait that is cut short counts."""
         is_received_only = math.isnan(seq.drained_s)
         if is_received_only:
-            self._inbox.remove(seq)
+            del self._inbox[seq]
         if is_received_only or self.scheduler.remove(seq):
             seq.wait_total_s += now - seq.wait_since_s
         seq.finish_reason = reason

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from collections import deque
 from itertools import count
+from operator import attrgetter
 
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
@@ -24,7 +25,9 @@ class QueueFull(RequestRefused):
 class Scheduler:
     """Continuous batching under one token budget a step.
 
-    Owns the waiting line (a heap by the policy's key), the running set (in order of key) and the block manager.
+    Owns the waiting line, the running set and the block manager. A request's rank (the policy's key, then the order of
+    ``add``) never changes, so the line is a heap and nothing is searched: to be added, admitted, preempted, taken out or
+    ended costs a request O(log waiting) at most, besides its own blocks. A step walks once over the running set.
     """
 
     def __init__(self, config: EngineConfig, num_kv_blocks: int, block_size: int, max_model_len: int) -> None:
@@ -33,12 +36,13 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.block_manager = BlockManager(num_kv_blocks, block_size, config.enable_prefix_caching)
         self.policy: Policy = make_policy(config)
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}  # an ordered set; by rank when a step begins
         self.preemptions = 0
         self.num_steps = 0
         self._watermark_blocks = int(config.watermark * num_kv_blocks)
-        self._waiting: dict[str, Sequence] = {}
-        self._heap: list[tuple[float, int, Sequence]] = []
+        self._is_sorted = True  # whether running is in order of rank
+        self._waiting: set[Sequence] = set()
+        self._heap: list[tuple[tuple[float, int], Sequence]] = []  # ranks; also of sequences that were taken out
         self._order = count()
         self._blocked_by: WaitReason | None = None
 
@@ -76,18 +80,20 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Put a checked sequence into the waiting line."""
-        assert seq.request_id not in self._waiting
-        seq.order = next(self._order)
+        key = self.policy.key(seq)
+        assert key == key, "an ageing policy needs received_s before add"
+        seq.rank = (key, next(self._order))
         seq.visible_step = self.num_steps
         self._enqueue(seq)
 
     def remove(self, seq: Sequence) -> bool:
         """Take out a sequence wherever it is (an abort) and free its blocks. Returns whether it was waiting."""
-        was_waiting = self._waiting.pop(seq.request_id, None) is not None
+        was_waiting = seq in self._waiting
         if was_waiting:
+            self._waiting.remove(seq)
             self._drop_stale_entries()
         else:
-            self.running.remove(seq)
+            del self.running[seq]
         self.block_manager.release(seq)
         return was_waiting
 
@@ -109,19 +115,19 @@ class Scheduler:
         """
         batch = ScheduledBatch()
         budget = self.max_num_batched_tokens
-        decodes: list[Sequence] = []
-        chunks: list[Sequence] = []
-        for seq in self.running:
+        decodes: deque[Sequence] = deque()
+        chunks: deque[Sequence] = deque()
+        for seq in self._running_in_order():
             (decodes if seq.num_uncomputed_tokens == 1 else chunks).append(seq)
         if self.policy.running_first:
-            budget = self._schedule_decodes(decodes, batch, budget)
+            budget = self._schedule_decodes(decodes, chunks, batch, budget)
             budget = self._schedule_chunks(chunks, batch, budget)
             self._admit(batch, budget)
         else:
             reserve = len(decodes)
             left = self._admit(batch, budget - reserve)
             left = self._schedule_chunks(chunks, batch, left)
-            self._schedule_decodes(decodes, batch, left + reserve)
+            self._schedule_decodes(decodes, chunks, batch, left + reserve)
         self.num_steps += 1
         assert sum(batch.num_tokens) <= self.max_num_batched_tokens
         assert len(self.running) <= self.max_num_seqs
@@ -137,11 +143,9 @@ class Scheduler:
             if needs_token:
                 seq.append_token(next(new_tokens), self.max_model_len)
                 if seq.finish_reason is not None:
+                    del self.running[seq]
+                    self.block_manager.release(seq)
                     finished.append(seq)
-        if finished:
-            self.running = [seq for seq in self.running if seq.finish_reason is None]
-            for seq in finished:
-                self.block_manager.release(seq)
         return finished
 
     def abandon(self) -> list[Sequence]:
@@ -149,54 +153,61 @@ class Scheduler:
 
         All running sequences wait again and nothing cached is trusted. Returns those that were sent back.
         """
-        sent_back, self.running = self.running, []
+        sent_back = list(self.running)
         for seq in sent_back:
             self._send_back(seq)
         self.block_manager.clear_cache()
         return sent_back
 
-    def _rank(self, seq: Sequence) -> tuple[float, int]:
-        return (self.policy.key(seq), seq.order)
-
     def _enqueue(self, seq: Sequence) -> None:
-        rank = self._rank(seq)
-        assert rank[0] == rank[0], "an ageing policy needs received_s before add"
-        self._waiting[seq.request_id] = seq
-        heapq.heappush(self._heap, (*rank, seq))
+        self._waiting.add(seq)
+        heapq.heappush(self._heap, (seq.rank, seq))
 
-    def _schedule_decodes(self, decodes: list[Sequence], batch: ScheduledBatch, budget: int) -> int:
-        for seq in decodes:
-            while seq.block_table and not self.block_manager.grow(seq):
-                self._preempt_last(batch)
-            if seq.block_table:  # not preempted, by itself or by another decode of this step
-                budget -= self._give(seq, 1, batch)
+    def _running_in_order(self) -> dict[Sequence, None]:
+        """The running set by rank; sorted anew only after somebody was admitted who goes before others."""
+        if not self._is_sorted:
+            self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
+            self._is_sorted = True
+        return self.running
+
+    def _schedule_decodes(
+        self, decodes: deque[Sequence], chunks: deque[Sequence], batch: ScheduledBatch, budget: int
+    ) -> int:
+        """Step 1. What is left in the two lines has been given nothing yet: the last of either may have to give way."""
+        while decodes:
+            if self.block_manager.grow(decodes[0]):
+                budget -= self._give(decodes.popleft(), 1, batch)
+            else:
+                last = max((line for line in (decodes, chunks) if line), key=lambda line: line[-1].rank)
+                self._preempt(last.pop(), batch)
         return budget
 
-    def _schedule_chunks(self, chunks: list[Sequence], batch: ScheduledBatch, budget: int) -> int:
-        for seq in chunks:
-            if budget == 0:
-                break
-            if seq.block_table:  # not preempted by a decode of this step
-                budget -= self._give(seq, min(seq.num_uncomputed_tokens, budget), batch)
+    def _schedule_chunks(self, chunks: deque[Sequence], batch: ScheduledBatch, budget: int) -> int:
+        """Step 2."""
+        while chunks and budget:
+            seq = chunks.popleft()
+            budget -= self._give(seq, min(seq.num_uncomputed_tokens, budget), batch)
         return budget
 
     def _admit(self, batch: ScheduledBatch, budget: int) -> int:
+        """Step 3."""
         blocked_before = self._blocked_by
         self._blocked_by = None
         while self._waiting:
             self._drop_stale_heads()
-            seq = self._heap[0][2]
+            seq = self._heap[0][1]
             reason = self._why_not(seq, batch, budget)
             if reason is not None:
                 self._blocked_by = reason
                 break
             heapq.heappop(self._heap)
-            del self._waiting[seq.request_id]
+            self._waiting.remove(seq)
             if seq.preemptions == 0:
                 seq.num_cached_tokens = seq.num_computed_tokens
                 if seq.visible_step < self.num_steps:
                     seq.wait_reason = blocked_before
-            insort(self.running, seq, key=self._rank)
+            self._is_sorted &= not self.running or next(reversed(self.running)).rank < seq.rank
+            self.running[seq] = None
             batch.admitted.append(seq)
             budget -= self._give(seq, min(seq.num_uncomputed_tokens, budget), batch)
         return budget
@@ -220,32 +231,26 @@ class Scheduler:
         self.block_manager.record_computed(seq, computed)
         return num_tokens
 
-    def _preempt_last(self, batch: ScheduledBatch) -> Sequence:
-        """Send the last running sequence in order that this step has given nothing back to the waiting line."""
-        given = {id(seq) for seq in batch.seqs}
-        index = max(i for i, seq in enumerate(self.running) if id(seq) not in given)
-        victim = self.running.pop(index)
+    def _preempt(self, victim: Sequence, batch: ScheduledBatch) -> None:
         self.preemptions += 1
         batch.preempted.append(victim)
         self._send_back(victim)
-        return victim
 
     def _send_back(self, seq: Sequence) -> None:
+        """From running to waiting, without blocks: its tokens are computed again later."""
+        del self.running[seq]
         self.block_manager.release(seq)
         seq.preemptions += 1
         seq.wait_reason = WaitReason.KV
         self._enqueue(seq)
 
-    def _is_stale(self, entry: tuple[float, int, Sequence]) -> bool:
-        """Whether a heap entry is of a sequence that was taken out while it waited."""
-        return self._waiting.get(entry[2].request_id) is not entry[2]
-
     def _drop_stale_heads(self) -> None:
-        while self._is_stale(self._heap[0]):
+        """Pop what was taken out while it waited."""
+        while self._heap[0][1] not in self._waiting:
             heapq.heappop(self._heap)
 
     def _drop_stale_entries(self) -> None:
-        """Rebuild a heap that is mostly stale: O(1) a removal on average, and what was aborted does not pile up."""
+        """Rebuild a heap of which most were taken out: O(1) a removal on average, and what was aborted does not pile up."""
         if len(self._heap) > 2 * len(self._waiting) + 16:
-            self._heap = [entry for entry in self._heap if not self._is_stale(entry)]
+            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
             heapq.heapify(self._heap)

@@ -57,7 +57,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     content_numbers: list[int] = field(default_factory=list)  # of the full blocks entered in the prefix cache
     logprobs: list[dict[int, float]] = field(default_factory=list)  # of each output token, if the request asks for them
-    order: int = 0
+    rank: tuple[float, int] = (NAN, 0)  # its place among all requests, set once by the scheduler; smaller goes first
     preemptions: int = 0
     finish_reason: str | None = None
     received_s: float = NAN

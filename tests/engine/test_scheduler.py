@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -200,3 +201,42 @@ def test_the_scheduler_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, engine.core, engine.executors.emulated; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class CountedKey(float):
+    """A policy's key that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: float) -> bool:
+        CountedKey.comparisons += 1
+        return float(self) < other
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.comparisons += 1
+        return float(self) == other
+
+    __hash__ = float.__hash__
+
+
+def test_among_ten_thousand_waiting_a_request_costs_comparisons_by_the_logarithm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To be added, admitted, ended or taken out: four comparisons of keys a level of a heap of 2**14 at most."""
+    scheduler = make_scheduler(40_000, 1, max_num_seqs=8, max_num_batched_tokens=100)
+    draw = random.Random(2)
+    monkeypatch.setattr(scheduler.policy, "key", lambda seq: CountedKey(draw.random()))
+    waiting = [_add(scheduler, f"w{index}", 1, 1) for index in range(10_000)]
+
+    def cost_of(act: Callable[[], object]) -> int:
+        before = CountedKey.comparisons
+        act()
+        return CountedKey.comparisons - before
+
+    per_request = 4 * 14
+    assert cost_of(lambda: _add(scheduler, "late", 1, 1)) <= per_request
+    assert cost_of(lambda: _step(scheduler)) <= 8 * 2 * per_request  # out of the heap and into order
+    assert scheduler.num_waiting == 9993
+    for seq in waiting[5000:5100]:
+        if seq in scheduler._waiting:
+            assert cost_of(lambda seq=seq: scheduler.remove(seq)) == 0  # type: ignore[misc]

@@ -87,7 +87,6 @@ class TrialScheduler(Scheduler):
         victim = next((seq for seq in reversed(self.running) if self._is_due(seq)), None)
         if victim is not None:
             self._sent.add((victim.request_id, victim.num_output_tokens))
-            self.running.remove(victim)
             self.preemptions += 1
             self._send_back(victim)
         return super().schedule()
