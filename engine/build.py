@@ -89,7 +89,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
 def _make_executor(config: EngineConfig) -> tuple[Executor, ExecutorFacts]:
     if config.executor == "emulated":
         return _emulated_executor(config)
-    from engine.executors.model import make_model_executor  # torch loads here and nowhere else
+    from engine.executors.model import make_model_executor  # needs numpy, and torch at times
 
     return make_model_executor(config)
 

@@ -8,28 +8,30 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from engine.csrc.build import NativeUnavailableError, build_library, source_fingerprint
-from engine.layers.rotary_embedding import rope_tables
 from engine.model_input import ModelInput
 from engine.models.config import ModelConfig
 from engine.weights.checkpoint import Checkpoint
+from engine.weights.packed import PackedWeights
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["NativeRunner", "NativeUnavailableError", "kv_bytes_per_block", "source_fingerprint"]
 
 BLOCK_SIZE = 16  # the default; any multiple of it works
-_TYPES = {"bfloat16": ("bf16", torch.bfloat16), "float32": ("fp32", torch.float32)}
+_TYPES = {"bfloat16": "bf16", "float32": "fp32"}  # as the library calls them
+_BYTES = {"bfloat16": 2, "float32": 4}
 
 # The order of `enum Weight` in step.cpp.
 _WEIGHTS = [
-    "embedding", "final_norm", "lm_head",
+    "embedding", "final_norm", "lm_head", "cosine", "sine",
     "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "attention_out", "post_norm", "gate", "up", "down",
 ]  # fmt: skip
 
@@ -49,11 +51,9 @@ class _Shape(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in (
             "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "max_positions",
-            "block_size", "num_blocks", "threads",
+            "block_size", "num_blocks", "threads", "rope_positions", "attention_bias", "qk_norm",
         )),
         ("eps", ctypes.c_float),
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -70,20 +70,21 @@ class _StepInput(ctypes.Structure):
 def kv_bytes_per_block(config: ModelConfig, block_size: int, kv_dtype: str = "bfloat16") -> int:
     """Bytes that one KV block takes over all layers."""
     values = 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
-    return values * _TYPES[kv_dtype][1].itemsize
+    return values * _BYTES[kv_dtype]
 
 
 class NativeRunner:
     """Computes steps of one model on CPU threads; the numbers of a request do not depend on what runs beside it.
 
     Args:
-        checkpoint: weights (copied into the packed layout; the embedding table is kept as it is).
+        checkpoint: weights (copied into the packed layout).
         num_kv_blocks: blocks of the KV cache, which the runner owns.
         block_size: tokens of a block, a multiple of 16.
         num_threads: of the step, the calling one included; they run on the cores the process may use.
         max_model_len: longest sequence, prompt and output.
         dtype: of the weights: ``bfloat16``, or ``float32`` to compare with the torch path.
         kv_dtype: of the KV cache, the same two; as ``dtype`` where not given.
+        keep_packed: take the packed weights from the cache folder, or pack and keep them there.
 
     Raises:
         ValueError: a size that the kernels do not support; the message says which they do.
@@ -100,20 +101,22 @@ class NativeRunner:
         num_threads: int = 1,
         dtype: str = "bfloat16",
         kv_dtype: str | None = None,
+        keep_packed: bool = False,
     ) -> None:
         config = checkpoint.config
         kv_dtype = kv_dtype or dtype
         _check(config, num_kv_blocks, block_size, num_threads, max_model_len, dtype, kv_dtype)
-        library = _load(build_library(_TYPES[dtype][0], _TYPES[kv_dtype][0]))
+        path = build_library(_TYPES[dtype], _TYPES[kv_dtype])
+        library = _load(path)
         self.config = config
         self.block_size = block_size
         self.num_kv_blocks = num_kv_blocks
         self.max_model_len = max_model_len
-        self._rope = [table.contiguous() for table in rope_tables(config, max_model_len)]
+        rope_positions = max(max_model_len, config.max_position_embeddings)
         shape = _Shape(
             config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-            config.head_dim, config.vocab_size, max_model_len, block_size, num_kv_blocks, num_threads,
-            config.rms_norm_eps, *(table.data_ptr() for table in self._rope),
+            config.head_dim, config.vocab_size, max_model_len, block_size, num_kv_blocks, num_threads, rope_positions,
+            config.attention_bias, config.qk_norm, config.rms_norm_eps,
         )  # fmt: skip
         self._model = ctypes.c_void_p(library.lab_create(ctypes.byref(shape)))
         if not self._model:
@@ -123,7 +126,16 @@ class NativeRunner:
             )
         self._step = library.lab_step
         self.close = weakref.finalize(self, library.lab_destroy, self._model)
-        self._set_weights(library, checkpoint.tensors, _TYPES[dtype][1])
+        put = _Put(library, self._model)
+        if not keep_packed:
+            _set_weights(put, checkpoint, dtype, rope_positions)
+        else:
+            size = library.lab_weight_bytes(self._model)
+            weights = memoryview((ctypes.c_char * size).from_address(library.lab_weights(self._model))).cast("B")
+            packed = PackedWeights(checkpoint.fingerprint, config, dtype, str(rope_positions), path.stem)
+            if not packed.read_into(weights):
+                _set_weights(put, checkpoint, dtype, rope_positions)
+                packed.write(weights)
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
 
     def forward(self, model_input: ModelInput) -> NDArray[np.float32]:
@@ -154,32 +166,48 @@ class NativeRunner:
             raise ValueError(f"model input not accepted: {_FAULTS[fault]}")
         return self._logits[:rows]
 
-    def _set_weights(self, library: ctypes.CDLL, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        def put(weight: str, layer: int, *names: str, to: torch.dtype = torch.float32) -> torch.Tensor:
-            parts = [tensors[name].to(to) for name in names]
-            tensor = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-            library.lab_set(self._model, _WEIGHTS.index(weight), layer, tensor.data_ptr())
-            return tensor
 
-        config = self.config
-        # The library reads the table in place, so it must outlive the model.
-        self._embedding = put("embedding", 0, "model.embed_tokens.weight", to=dtype)
-        put("lm_head", 0, "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight", to=dtype)
-        put("final_norm", 0, "model.norm.weight")
-        for i in range(config.num_layers):
-            layer = f"model.layers.{i}"
-            attention = f"{layer}.self_attn"
-            put("input_norm", i, f"{layer}.input_layernorm.weight")
-            put("post_norm", i, f"{layer}.post_attention_layernorm.weight")
-            put("qkv", i, *(f"{attention}.{name}_proj.weight" for name in "qkv"), to=dtype)
-            if config.attention_bias:
-                put("qkv_bias", i, *(f"{attention}.{name}_proj.bias" for name in "qkv"))
-            if config.qk_norm:
-                put("q_norm", i, f"{attention}.q_norm.weight")
-                put("k_norm", i, f"{attention}.k_norm.weight")
-            put("attention_out", i, f"{attention}.o_proj.weight", to=dtype)
-            for name in ("gate", "up", "down"):
-                put(name, i, f"{layer}.mlp.{name}_proj.weight", to=dtype)
+class _Put:
+    """Hands tensors to the library, which copies them into its layout."""
+
+    def __init__(self, library: ctypes.CDLL, model: ctypes.c_void_p) -> None:
+        self._set = library.lab_set
+        self._model = model
+
+    def __call__(self, weight: str, layer: int, *tensors: torch.Tensor, to: str = "float32") -> None:
+        """Several tensors are stacked on top of each other."""
+        import torch
+
+        parts = [tensor.to(getattr(torch, to)) for tensor in tensors]
+        whole = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        self._set(self._model, _WEIGHTS.index(weight), layer, whole.data_ptr())
+
+
+def _set_weights(put: _Put, checkpoint: Checkpoint, dtype: str, rope_positions: int) -> None:
+    from engine.layers.rotary_embedding import rope_tables
+
+    config, tensors = checkpoint.config, checkpoint.tensors
+    cosines, sines = rope_tables(config, rope_positions)
+    put("cosine", 0, cosines)
+    put("sine", 0, sines)
+    embedding = tensors["model.embed_tokens.weight"]
+    put("embedding", 0, embedding, to=dtype)
+    put("lm_head", 0, embedding if config.tie_word_embeddings else tensors["lm_head.weight"], to=dtype)
+    put("final_norm", 0, tensors["model.norm.weight"])
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}"
+        attention = f"{layer}.self_attn"
+        put("input_norm", i, tensors[f"{layer}.input_layernorm.weight"])
+        put("post_norm", i, tensors[f"{layer}.post_attention_layernorm.weight"])
+        put("qkv", i, *(tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"), to=dtype)
+        if config.attention_bias:
+            put("qkv_bias", i, *(tensors[f"{attention}.{name}_proj.bias"] for name in "qkv"))
+        if config.qk_norm:
+            put("q_norm", i, tensors[f"{attention}.q_norm.weight"])
+            put("k_norm", i, tensors[f"{attention}.k_norm.weight"])
+        put("attention_out", i, tensors[f"{attention}.o_proj.weight"], to=dtype)
+        for name in ("gate", "up", "down"):
+            put(name, i, tensors[f"{layer}.mlp.{name}_proj.weight"], to=dtype)
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -188,6 +216,10 @@ def _load(path: Path) -> ctypes.CDLL:
     library.lab_create.argtypes = [ctypes.POINTER(_Shape)]
     library.lab_set.restype = None
     library.lab_set.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
+    library.lab_weights.restype = ctypes.c_void_p
+    library.lab_weights.argtypes = [ctypes.c_void_p]
+    library.lab_weight_bytes.restype = ctypes.c_size_t
+    library.lab_weight_bytes.argtypes = [ctypes.c_void_p]
     library.lab_step.restype = ctypes.c_int32
     library.lab_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(_StepInput)]
     library.lab_destroy.restype = None

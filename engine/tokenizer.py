@@ -93,6 +93,12 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
 
+def special_token_ids(path: Path) -> tuple[int, ...]:
+    """Ids of the control tokens of a tokenizer.json, in order; read without building the tokenizer."""
+    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])
+    return tuple(sorted(token["id"] for token in added if token["special"]))
+
+
 class IncrementalDetokenizer:
     """Text of a growing list of tokens, piece by piece, never splitting a character.
 

@@ -29,7 +29,7 @@ public:
         // Fewer misses of the address cache while the weights stream by; refused advice changes nothing.
         if (alignment == kHuge) madvise(data_, size, MADV_HUGEPAGE);
 #endif
-        std::memset(static_cast<void*>(data_), 0, size);
+        std::memset(static_cast<void*>(data_), 0, size);  // and every page is there before the first step
     }
     Buffer(Buffer&& other) noexcept { swap(other); }
     Buffer& operator=(Buffer&& other) noexcept {

@@ -1,7 +1,7 @@
 // Matrices packed into panels, and activations times matrix for any number of rows.
 #pragma once
 
-#include "buffer.h"
+#include "arena.h"
 #include "tile.h"
 
 namespace lab {
@@ -9,19 +9,22 @@ namespace lab {
 template <class T>
 struct Matrix {
     int outputs = 0, inputs = 0;
-    Buffer<T> data;
+    T* data = nullptr;
 
     int panels() const { return (outputs + kPanel - 1) / kPanel; }
     size_t panel_size() const { return pair_rows(inputs) * 2 * kPanel; }
-    const T* panel(int i) const { return data.get() + i * panel_size(); }
+    const T* panel(int i) const { return data + i * panel_size(); }
 
-    // `rows`: row-major [outputs, inputs].
-    void pack(const T* rows, int outputs_, int inputs_) {
+    void place(Arena& arena, int outputs_, int inputs_) {
         outputs = outputs_;
         inputs = inputs_;
-        data = Buffer<T>(panels() * panel_size());
+        data = arena.take<T>(panels() * panel_size());
+    }
+
+    // `rows`: row-major [outputs, inputs]. What pads the last panel stays zero.
+    void pack(const T* rows) {
         for (int n = 0; n < outputs; ++n) {
-            T* panel = data.get() + (n / kPanel) * panel_size();
+            T* panel = data + (n / kPanel) * panel_size();
             const T* row = rows + static_cast<size_t>(n) * inputs;
             for (int k = 0; k < inputs; ++k) panel[pair_index(panel, kPanel, k, n % kPanel)] = row[k];
         }

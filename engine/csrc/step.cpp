@@ -16,8 +16,8 @@ namespace lab {
 struct Shape {
     int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, max_positions;
     int32_t block_size, num_blocks, threads;
+    int32_t rope_positions, attention_bias, qk_norm;  // the last two are switches
     float eps;
-    const float *cosine, *sine;  // [max_positions, head_dim / 2], kept alive by the caller
 };
 
 struct StepInput {
@@ -27,7 +27,7 @@ struct StepInput {
 };
 
 enum Weight : int32_t {
-    kEmbedding, kFinalNorm, kLmHead,                                           // of the model
+    kEmbedding, kFinalNorm, kLmHead, kCosine, kSine,                           // of the model
     kInputNorm, kQkv, kQkvBias, kQNorm, kKNorm, kAttentionOut, kPostNorm, kGate, kUp, kDown,  // of a layer
 };
 
@@ -38,6 +38,8 @@ class Model {
 public:
     virtual ~Model() = default;
     virtual void set(int32_t weight, int32_t layer, const void* data) = 0;
+    virtual char* weights() = 0;
+    virtual size_t weight_bytes() const = 0;
     virtual int32_t step(const StepInput& in) = 0;
 };
 
@@ -81,6 +83,11 @@ public:
           cache_(shape.layers * static_cast<size_t>(shape.num_blocks) * block_stride_),
           next_item_(shape.layers),
           team_(shape.threads) {
+        Arena counting(nullptr);
+        place(counting);
+        weights_ = Buffer<char>(counting.used());
+        Arena arena(weights_.get());
+        place(arena);
         for (int t = 0; t < shape.threads; ++t) scores_.emplace_back(kMaxRows * score_stride_);
         gate_.resize(shape.threads);
         up_.resize(shape.threads);
@@ -88,27 +95,30 @@ public:
 
     void set(int32_t weight, int32_t index, const void* data) override {
         const T* matrix = static_cast<const T*>(data);
-        const float* vector = static_cast<const float*>(data);
-        const auto copy = [&](std::vector<float>& to, int n) { to.assign(vector, vector + n); };
+        const auto copy = [&](float* to, size_t n) { std::memcpy(to, data, n * sizeof(float)); };
         Layer& layer = layers_[index];
-        const int hidden = shape_.hidden;
+        const size_t hidden = shape_.hidden, angles = static_cast<size_t>(shape_.rope_positions) * (shape_.head_dim / 2);
         switch (weight) {
-            case kEmbedding: embedding_ = matrix; break;
+            case kEmbedding: std::memcpy(embedding_, data, shape_.vocab * hidden * sizeof(T)); break;
             case kFinalNorm: copy(final_norm_, hidden); break;
-            case kLmHead: lm_head_.pack(matrix, shape_.vocab, hidden); break;
+            case kLmHead: lm_head_.pack(matrix); break;
+            case kCosine: copy(cosine_, angles); break;
+            case kSine: copy(sine_, angles); break;
             case kInputNorm: copy(layer.input_norm, hidden); break;
-            case kQkv: layer.qkv.pack(matrix, query_size_ + 2 * kv_size_, hidden); break;
+            case kQkv: layer.qkv.pack(matrix); break;
             case kQkvBias: copy(layer.qkv_bias, query_size_ + 2 * kv_size_); break;
             case kQNorm: copy(layer.q_norm, shape_.head_dim); break;
             case kKNorm: copy(layer.k_norm, shape_.head_dim); break;
-            case kAttentionOut: layer.out.pack(matrix, hidden, query_size_); break;
+            case kAttentionOut: layer.out.pack(matrix); break;
             case kPostNorm: copy(layer.post_norm, hidden); break;
-            case kGate: layer.gate.pack(matrix, shape_.intermediate, hidden); break;
-            case kUp: layer.up.pack(matrix, shape_.intermediate, hidden); break;
-            case kDown: layer.down.pack(matrix, hidden, shape_.intermediate); break;
+            case kGate: layer.gate.pack(matrix); break;
+            case kUp: layer.up.pack(matrix); break;
+            case kDown: layer.down.pack(matrix); break;
             default: break;
         }
     }
+    char* weights() override { return weights_.get(); }
+    size_t weight_bytes() const override { return weights_.count(); }
 
     int32_t step(const StepInput& in) override {
         if (const int32_t fault = check(shape_, in)) return fault;
@@ -120,7 +130,7 @@ public:
 
 private:
     struct Layer {
-        std::vector<float> input_norm, post_norm, q_norm, k_norm, qkv_bias;  // empty where the model has none
+        float *input_norm, *post_norm, *q_norm, *k_norm, *qkv_bias;  // null where the model has none
         Matrix<T> qkv, out, gate, up, down;
     };
     // Consecutive rows of one sequence, attended together; results go to rows `out` and on.
@@ -128,6 +138,29 @@ private:
         int seq, row, rows, out;
     };
     static constexpr int kItemRows = 16;
+
+    // Gives every weight its place, in the order in which a step reads them.
+    void place(Arena& arena) {
+        const int hidden = shape_.hidden, inner = shape_.intermediate, d = shape_.head_dim;
+        const size_t angles = static_cast<size_t>(shape_.rope_positions) * (d / 2);
+        embedding_ = arena.take<T>(static_cast<size_t>(shape_.vocab) * hidden);
+        cosine_ = arena.take<float>(angles);
+        sine_ = arena.take<float>(angles);
+        for (Layer& layer : layers_) {
+            layer.input_norm = arena.take<float>(hidden);
+            layer.qkv.place(arena, query_size_ + 2 * kv_size_, hidden);
+            layer.qkv_bias = shape_.attention_bias ? arena.take<float>(query_size_ + 2 * kv_size_) : nullptr;
+            layer.q_norm = shape_.qk_norm ? arena.take<float>(d) : nullptr;
+            layer.k_norm = shape_.qk_norm ? arena.take<float>(d) : nullptr;
+            layer.out.place(arena, hidden, query_size_);
+            layer.post_norm = arena.take<float>(hidden);
+            layer.gate.place(arena, inner, hidden);
+            layer.up.place(arena, inner, hidden);
+            layer.down.place(arena, hidden, inner);
+        }
+        final_norm_ = arena.take<float>(hidden);
+        lm_head_.place(arena, shape_.vocab, hidden);
+    }
 
     void reserve(const StepInput& in) {
         const size_t rows = in.tokens;
@@ -203,11 +236,11 @@ private:
         }
     }
 
-    void norm(const float* x, const std::vector<float>& weight, int rows, int thread) {
+    void norm(const float* x, const float* weight, int rows, int thread) {
         const Range range = rows_of(rows, thread);
         for (int row = range.begin; row < range.end; ++row) {
             const size_t at = static_cast<size_t>(row) * shape_.hidden;
-            rms_norm(x + at, weight.data(), shape_.hidden, shape_.eps, normed_.get() + at);
+            rms_norm(x + at, weight, shape_.hidden, shape_.eps, normed_.get() + at);
         }
     }
 
@@ -219,14 +252,14 @@ private:
         for (int row = rows.begin; row < rows.end; ++row) {
             float* q = qkv_.get() + static_cast<size_t>(row) * width;
             float* k = q + query_size_;
-            if (!layer.qkv_bias.empty())
+            if (layer.qkv_bias)
                 for (int i = 0; i < width; ++i) q[i] += layer.qkv_bias[i];
             const size_t angle = static_cast<size_t>(in.positions[row]) * (d / 2);
             for (int h = 0; h < shape_.heads + shape_.kv_heads; ++h) {
                 float* head = q + h * d;
-                const std::vector<float>& weight = h < shape_.heads ? layer.q_norm : layer.k_norm;
-                if (!weight.empty()) rms_norm(head, weight.data(), d, shape_.eps, head);
-                rotate(head, shape_.cosine + angle, shape_.sine + angle, d);
+                const float* weight = h < shape_.heads ? layer.q_norm : layer.k_norm;
+                if (weight) rms_norm(head, weight, d, shape_.eps, head);
+                rotate(head, cosine_ + angle, sine_ + angle, d);
             }
             for (int i = 0; i < query_size_; ++i) q[i] *= scale;
             const int slot = in.slot_mapping[row], offset = slot % shape_.block_size;
@@ -303,9 +336,10 @@ private:
     const int query_size_, kv_size_, group_;
     const size_t tile_size_, head_stride_, block_stride_, score_stride_;
     std::vector<Layer> layers_;
-    const T* embedding_ = nullptr;
-    std::vector<float> final_norm_;
+    T* embedding_ = nullptr;
+    float *cosine_ = nullptr, *sine_ = nullptr, *final_norm_ = nullptr;
     Matrix<T> lm_head_;
+    Buffer<char> weights_;
     Buffer<K> cache_;
     Buffer<float> residual_, last_, qkv_;
     Buffer<Activation<T>> normed_, attended_, hidden_;
@@ -336,6 +370,10 @@ void* lab_create(const lab::Shape* shape) try {
 void lab_set(void* model, int32_t weight, int32_t layer, const void* data) {
     static_cast<lab::Model*>(model)->set(weight, layer, data);
 }
+
+// All weights as they lie in memory, to be kept and put back.
+void* lab_weights(void* model) { return static_cast<lab::Model*>(model)->weights(); }
+size_t lab_weight_bytes(void* model) { return static_cast<lab::Model*>(model)->weight_bytes(); }
 
 int32_t lab_step(void* model, const lab::StepInput* in) { return static_cast<lab::Model*>(model)->step(*in); }
 

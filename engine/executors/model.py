@@ -1,4 +1,7 @@
-"""The executor that computes: flat input, forward pass, sampling. Takes the torch runner or the native one."""
+"""The executor that computes: flat input, forward pass, sampling. Takes the torch runner or the native one.
+
+Torch is loaded for the torch runner only, and to pack weights the first time: it takes longer than all the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,17 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from engine.attention.backends import BACKENDS
 from engine.config import EngineConfig
 from engine.executors.base import ScheduledBatch
 from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed
 from engine.model_input import ModelInput, build_model_input
-from engine.model_runner import ModelRunner, cache_bytes_per_block
 from engine.models.config import ModelConfig
 from engine.native import BLOCK_SIZE as NATIVE_BLOCK_SIZE
 from engine.native import NativeRunner, NativeUnavailableError, kv_bytes_per_block, source_fingerprint
 from engine.sequence import Sequence
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import special_token_ids
 from engine.weights.checkpoint import Checkpoint, load_checkpoint
 from engine.weights.fetch import say
 
@@ -111,7 +111,6 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
         "weights": checkpoint.fingerprint,
         "num_threads": threads,
         "processor": processor_name(),
-        "torch": torch.__version__,
         **backend,
     }
     facts = ExecutorFacts(shape.vocab_size, shape.eos_token_ids, _special_tokens(checkpoint), execution)
@@ -152,11 +151,17 @@ def _native_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -
         block_size=block_size,
         num_threads=threads,
         dtype=dtype,
+        keep_packed=checkpoint.tokenizer_path is not None,  # random weights are made faster than read
     )
     return runner, {"backend": "native", "dtype": dtype, "native_source": source_fingerprint()}
 
 
 def _torch_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
+    import torch
+
+    from engine.attention.backends import BACKENDS
+    from engine.model_runner import ModelRunner, cache_bytes_per_block
+
     dtype = "float32" if config.dtype == "auto" else config.dtype
     attention = "sdpa" if config.attention == "auto" else config.attention
     block_size = BACKENDS[attention].default_block_size if config.block_size == "auto" else int(config.block_size)
@@ -169,7 +174,7 @@ def _torch_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) ->
         attention=attention,
         dtype=dtype,
     )
-    return runner, {"backend": "torch", "dtype": dtype, "attention": attention}
+    return runner, {"backend": "torch", "torch": torch.__version__, "dtype": dtype, "attention": attention}
 
 
 def _num_kv_blocks(config: EngineConfig, block_bytes: int) -> int:
@@ -195,4 +200,4 @@ def _special_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Ids of control tokens, which random prompts should leave out."""
     if checkpoint.tokenizer_path is None:
         return ()
-    return Tokenizer.from_file(checkpoint.tokenizer_path).special_token_ids
+    return special_token_ids(checkpoint.tokenizer_path)

@@ -1,19 +1,25 @@
-"""A model's weights in memory: Hugging Face names and layout, whatever they came from."""
+"""A model's weights in memory: Hugging Face names and layout, whatever they came from.
+
+Torch is loaded when the first tensor is asked for: an engine that finds its weights packed in the cache needs none.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from engine.models.config import ModelConfig
 from engine.weights.names import check_tensors, tensor_shapes
 from engine.weights.presets import model_folder, read_chat_template, read_folder_config
 from engine.weights.shapes import is_random, random_shape
+
+if TYPE_CHECKING:
+    import torch
 
 _SAMPLE_BYTES = 1 << 20
 
@@ -40,7 +46,7 @@ class Checkpoint:
     source: str
 
 
-class RandomTensors(Mapping[str, torch.Tensor]):
+class RandomTensors(Mapping[str, "torch.Tensor"]):
     """Seeded weights, made when asked for and not kept, so that a large shape needs no second copy.
 
     Norms are one and biases small; matrices are normal with variance 1 / columns, which keeps activations near unit
@@ -53,6 +59,8 @@ class RandomTensors(Mapping[str, torch.Tensor]):
         self._seed = seed
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        import torch
+
         shape = self._shapes[name]
         if "norm" in name:
             return torch.ones(shape)
@@ -69,6 +77,32 @@ class RandomTensors(Mapping[str, torch.Tensor]):
         return len(self._shapes)
 
 
+class FolderTensors(Mapping[str, "torch.Tensor"]):
+    """The tensors ``names`` of safetensors ``files``, mapped, not read, when the first of them is asked for."""
+
+    def __init__(self, files: list[Path], names: Iterable[str]) -> None:
+        self._files = files
+        self._names = dict.fromkeys(names)
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        found: dict[str, torch.Tensor] = {}
+        for file in self._files:
+            found |= load_file(file)
+        return {name: found[name] for name in self._names}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def load_checkpoint(model: str, seed: int = 0) -> Checkpoint:
     """Load ``model``: a preset, a folder, a GGUF file, a hub id or ``random:<shape>`` (drawn from ``seed``).
 
@@ -83,21 +117,22 @@ def load_checkpoint(model: str, seed: int = 0) -> Checkpoint:
 
 
 def load_folder(folder: Path, chat_template: str | None, source: str) -> Checkpoint:
-    """Load a Hugging Face folder; its safetensors files are mapped, not read."""
-    from safetensors.torch import load_file
+    """Load a Hugging Face folder; of its safetensors files only the names and shapes are read here."""
+    from safetensors import safe_open
 
     config = read_folder_config(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} has no *.safetensors file; other weight files (*.bin, *.pt) are not read")
-    tensors: dict[str, torch.Tensor] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for file in files:
-        tensors |= load_file(file)
-    check_tensors(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, str(folder))
-    used = {name: tensors[name] for name in tensor_shapes(config)}
+        with safe_open(file, framework="numpy") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    check_tensors(config, found, str(folder))
+    tensors = FolderTensors(files, tensor_shapes(config))
     tokenizer = folder / "tokenizer.json"
     return Checkpoint(
-        config, used, tokenizer if tokenizer.exists() else None, chat_template, _fingerprint(folder, files), source
+        config, tensors, tokenizer if tokenizer.exists() else None, chat_template, _fingerprint(folder, files), source
     )
 
 
