@@ -1,12 +1,13 @@
 """Measured runs against models: one row for each statement, with what was assumed, predicted, measured and concluded.
 
-``python -m analysis.compare RESULTS`` prints the table of a study; with a second folder it prints how the two differ, run by
-run, with the requests paired.
+``python -m analysis.compare RESULTS`` prints the table of a study, the replications of a point pooled behind their runs; with
+a second folder it prints how the two differ, run by run, with the requests paired. ``--csv`` and ``--json`` write either.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -18,9 +19,10 @@ import pandas as pd
 
 from analysis.capacity import Drift
 from analysis.fit.step_time import StepTimeModel
-from analysis.paired import paired_differences
-from analysis.predictions import one_seat, sharing, simulated
-from analysis.predictions.base import BAND, FAMILYWISE, Prediction, judge
+from analysis.paired import paired_differences, point_of
+from analysis.predictions import bursts, closed, first_token, one_seat, sharing, simulated, static_batch
+from analysis.predictions.base import BAND, FAMILYWISE, TOO_COARSE, Prediction, judge
+from analysis.predictions.pooled import pool
 from analysis.runs import Run
 from analysis.stability import stability
 from analysis.study import StudyResults, name_of, open_study
@@ -57,9 +59,17 @@ class Facts:
 MODELS: dict[str, Callable[[Run, Facts], list[Prediction]]] = {
     "mg1": lambda run, facts: one_seat.mg1(run),
     "lindley": lambda run, facts: one_seat.lindley(run),
+    "gg1": lambda run, facts: bursts.gg1(run),
+    "mmpp1": lambda run, facts: bursts.mmpp1(run),
     "ps": lambda run, facts: sharing.ps(run, facts.step_time),
+    "limited-ps": lambda run, facts: sharing.limited_ps(run, facts.step_time),
+    "ttft": lambda run, facts: first_token.ttft(run, facts.step_time),
+    "batch-service": lambda run, facts: static_batch.batch_service(run, facts.step_time),
+    "closed": lambda run, facts: closed.closed(run, facts.step_time),
+    "saturation": lambda run, facts: closed.saturation(run, facts.step_time, facts.speed_change),
     "simulation": lambda run, facts: simulated.simulation(run, facts.step_time, facts.speed_change),
 }
+OF_OVERLOAD = ("saturation",)  # speak of a run whose backlog grows
 
 
 def compare(run: Run, models: Sequence[str] | None = None, study: StudyResults | None = None) -> pd.DataFrame:
@@ -82,11 +92,22 @@ def compare(run: Run, models: Sequence[str] | None = None, study: StudyResults |
 
 
 def compare_study(study: StudyResults, models: Sequence[str] | None = None) -> pd.DataFrame:
-    """The rows of all runs, each against ``models`` or what its spec lists; the verdicts of the study share 1 %."""
+    """The rows of all runs, each against ``models`` or what its spec lists; the verdicts of the study share 1 %.
+
+    Behind the replications of a point stand the rows of all of them together (``pooled``).
+    """
     named = [
         (run, (run.meta.get("spec") or {}).get("compare") or () if models is None else models) for run in study.runs
     ]
-    rows = [(name_of(run), row) for run, names in named for row in predict(run, names, study)]
+    points: dict[str, list[list[Prediction]]] = {}
+    rows: list[tuple[str, Prediction]] = []
+    for run, names in named:
+        found = predict(run, names, study)
+        rows += [(name_of(run), row) for row in found]
+        points.setdefault(point_of(run), []).append(found)
+    for point, runs in points.items():
+        if len(runs) > 1 and len({len(found) for found in runs}) == 1:
+            rows += [(f"{point} (all {len(runs)})", row) for row in pool(runs)]
     # One run's check is no other run's: names keep them apart while they are judged together.
     apart = [replace(row, model=f"{name}\n{row.model}") for name, row in rows]
     judged = [replace(row, model=row.model.split("\n")[1]) for row in judge(apart)]
@@ -99,13 +120,18 @@ def predict(run: Run, models: Sequence[str] | None = None, study: StudyResults |
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise ValueError(f"no model is called {', '.join(map(repr, unknown))}; there are {', '.join(MODELS)}")
-    if stability(run).verdict == "unstable":
-        return [Prediction(name, "averages", "s", refused="unstable") for name in names]
     if run.status != "complete":
         return [Prediction(name, "averages", "s", refused=f"not applicable: the run is {run.status}") for name in names]
     where = study if study is not None else study_around(run)
     facts = _facts(run, where) if where is not None else Facts(None, None)
-    return [row for name in names for row in MODELS[name](run, facts)]
+    unstable = stability(run).verdict == "unstable"
+    found: list[Prediction] = []
+    for name in names:
+        if unstable and name not in OF_OVERLOAD:
+            found.append(Prediction(name, "averages", "s", refused="unstable"))
+        else:
+            found += MODELS[name](run, facts)
+    return found
 
 
 def _facts(run: Run, study: StudyResults) -> Facts:
@@ -155,26 +181,46 @@ def as_text(table: pd.DataFrame) -> str:
     header = ["run", "model", "quantity", "n", "measured", "predicted", f"{BAND:.0%} band", "error", "notices"]
     rows = []
     for row in table.to_dict("records"):
-        band = "-" if math.isnan(row["low"]) else f"{_ms(row['low'])} to {_ms(row['high'])}"
-        cells = [row["run"], row["model"], row["quantity"], str(row["n"] or "-"), _ms(row["measured"])]
-        rows.append([*cells, _ms(row["prediction"]), band, _percent(row["error"]), _percent(row["detectable"])])
+        in_unit = _ms if row["unit"] == "s" else _per_second
+        band = "-" if math.isnan(row["low"]) else f"{in_unit(row['low'])} to {in_unit(row['high'])}"
+        quantity = row["quantity"] if row["unit"] == "s" else f"{row['quantity']}, {row['unit']}"
+        cells = [row["run"], row["model"], quantity, str(row["n"] or "-"), in_unit(row["measured"])]
+        rows.append([*cells, in_unit(row["prediction"]), band, _percent(row["error"]), _percent(row["detectable"])])
     lines = aligned(header, rows, left=(0, 1, 2))
-    verdicts = [
-        f"  {row['run']}: {row['model']}, {row['quantity']}: {row['verdict']}" for row in table.to_dict("records")
-    ]
     legend = (
         "times in ms; band: where runs of this length would lie if the model were true; notices: smallest deviation seen "
-        f"with probability .9;\nall verdicts together err with probability {FAMILYWISE:.0%} (Holm)"
+        f"with probability .9,\nabove {TOO_COARSE:.0%} a run is too short to agree; all verdicts together err with "
+        f"probability {FAMILYWISE:.0%} (Holm)"
     )
-    return "\n".join([*lines, legend, *verdicts])
+    return "\n".join([*lines, legend, *(_verdict_line(row) for row in table.to_dict("records"))])
+
+
+def _verdict_line(row: dict[Any, Any]) -> str:
+    verdict = str(row["verdict"])
+    if verdict == "too short" and not math.isnan(row["detectable"]):
+        verdict += f": would notice {row['detectable']:.0%}"
+    return f"  {row['run']}: {row['model']}, {row['quantity']}: {verdict}"
 
 
 def _ms(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"
 
 
+def _per_second(rate: float) -> str:
+    return "-" if math.isnan(rate) else f"{rate:.3f}"
+
+
 def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{100 * share:+.1f} %"
+
+
+def to_json(table: pd.DataFrame) -> str:
+    """The rows as JSON: a list of objects with the table's columns, seconds and shares; what is not known is null."""
+    rows = [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in table.to_dict("records")
+    ]
+    return json.dumps(rows, indent=1, allow_nan=False, default=lambda value: value.item()) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -184,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("other", type=Path, nargs="?", help="a second one, whose runs are paired with the first's")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="models (default: those the study names)")
     parser.add_argument("--csv", type=Path, help="also write the table to this file")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(arguments)
     try:
         study = open_study(options.results)
@@ -200,6 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text)
     if options.csv is not None:
         table.to_csv(options.csv, index=False)
+    if options.json is not None:
+        options.json.write_text(to_json(table), encoding="utf-8")
     return 0
 
 

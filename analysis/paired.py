@@ -17,7 +17,7 @@ from analysis.intervals import Estimate, TooShort, batch_means, replications
 from analysis.predictions.base import FAMILYWISE
 from analysis.runs import Run
 from analysis.stability import stability
-from analysis.study import StudyResults
+from analysis.study import StudyResults, name_of
 from analysis.summary import latencies
 from analysis.tables import aligned
 
@@ -40,7 +40,7 @@ def paired_differences(first: StudyResults, second: StudyResults) -> pd.DataFram
     if not pairs:
         raise ValueError(
             f"{first.path} and {second.path} have no run in common (experiment, point and replication must be equal): "
-            f"{sorted({_point(run) for run in first.runs})} and {sorted({_point(run) for run in second.runs})}"
+            f"{sorted({point_of(run) for run in first.runs})} and {sorted({point_of(run) for run in second.runs})}"
         )
     confidence = 1 - FAMILYWISE / (len(METRICS) * len(pairs))  # Bonferroni: intervals, not only verdicts, hold together
     rows = [_row(point, metric, runs, confidence) for point, runs in pairs.items() for metric in METRICS]
@@ -50,17 +50,18 @@ def paired_differences(first: StudyResults, second: StudyResults) -> pd.DataFram
 
 
 def _pairs(first: StudyResults, second: StudyResults) -> dict[str, list[tuple[Run, Run]]]:
-    others = {(_point(run), str(run.meta.get("replication"))): run for run in second.runs}
+    others = {(point_of(run), str(run.meta.get("replication"))): run for run in second.runs}
     pairs: dict[str, list[tuple[Run, Run]]] = {}
     for run in first.runs:
-        other = others.get((_point(run), str(run.meta.get("replication"))))
+        other = others.get((point_of(run), str(run.meta.get("replication"))))
         if other is not None:
-            pairs.setdefault(_point(run), []).append((run, other))
+            pairs.setdefault(point_of(run), []).append((run, other))
     return pairs
 
 
-def _point(run: Run) -> str:
-    return f"{run.meta.get('experiment')}/{run.meta.get('point')}"
+def point_of(run: Run) -> str:
+    """``experiment/point``: what replications of one another share."""
+    return f"{run.meta.get('experiment')}/{run.meta.get('point')}" if "experiment" in run.meta else name_of(run)
 
 
 def _row(point: str, metric: str, runs: list[tuple[Run, Run]], confidence: float) -> dict[str, object]:

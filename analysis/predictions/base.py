@@ -7,19 +7,25 @@ length and warm-up would lie, and never against the model's steady-state mean al
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+
+from analysis.runs import Run
+from analysis.study import name_of
 
 Array = NDArray[np.float64]
 
 FAMILYWISE = 0.01  # chance that any verdict of one report is "differs" or "assumption violated" by chance alone
 BAND = 0.99
 POWER = 0.9
-TOO_COARSE = 1.0  # a run that would not notice twice the predicted value is too short to agree with anything
+# A run that would not notice a deviation of this share (with probability POWER) is too short to agree: three tenths, what a
+# change of machine or setting worth talking about makes, and the deviation that benchmarks/verdicts.py measures power at.
+TOO_COARSE = 0.3
 _RANKED = 10  # draws further out from which a rank gives the probability; below, a normal tail does
 
 
@@ -42,6 +48,7 @@ class Band:
     p_value: float  # two-sided, of the measured value
     detectable: float  # true deviation upwards, in the unit of the value, that is noticed with probability ``POWER``
     draws: int
+    values: Array = field(default_factory=lambda: np.empty(0), repr=False, compare=False)  # the draws, to pool runs
 
 
 @dataclass(frozen=True)
@@ -77,11 +84,28 @@ class Prediction:
         return self.band.detectable / abs(self.predicted) if self.band is not None and self.predicted else math.nan
 
 
+def refuse(
+    model: str,
+    quantities: Sequence[tuple[str, str]],
+    reason: str | None,
+    checks: tuple[Check, ...] = (),
+    n: int = 0,
+) -> list[Prediction]:
+    """A row without a prediction for each (quantity, unit), with the reason as its verdict."""
+    return [Prediction(model, name, unit, checks, n=n, refused=reason or "") for name, unit in quantities]
+
+
+def seed_of(run: Run) -> int:
+    """A seed for the draws of this run: its own, so that the draws of two replications are independent."""
+    return zlib.crc32(name_of(run).encode())
+
+
 def band_of(draws: ArrayLike, measured: float, predicted: float) -> Band:
     """The band from simulated runs.
 
-    The two-sided probability is by rank where at least ten draws lie further out, otherwise from a normal tail (Student's,
-    for a further draw, with few of them).
+    The two-sided probability is by rank where at least ten draws lie further out, otherwise from a tail: a normal one, or
+    with too few draws for the band's own ranks Student's for a further draw. That tail is of the logarithms where every
+    draw is above 0, as means of latencies are: they are skewed to the right, and no band of them reaches below 0.
 
     Raises:
         ValueError: fewer than ten draws, or one that is not finite.
@@ -89,22 +113,41 @@ def band_of(draws: ArrayLike, measured: float, predicted: float) -> Band:
     values = np.sort(np.asarray(draws, dtype=float))
     if values.size < 10 or not np.isfinite(values).all():
         raise ValueError(f"a band wants at least ten finite draws, found {np.count_nonzero(np.isfinite(values))}")
-    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    tail = (1 - BAND) / 2
+    ranked = values.size * tail >= _RANKED
+    logs = bool(values[0] > 0) and not ranked
+    scale = np.log(values) if logs else values
+    mean, spread = float(scale.mean()), float(scale.std(ddof=1))
     widened = spread * math.sqrt(1 + 1 / values.size)
     law = stats.t(values.size - 1)
     further = min(int(np.count_nonzero(values >= measured)), int(np.count_nonzero(values <= measured)))
     if further >= _RANKED:
         p = 2 * further / values.size
+    elif logs and measured <= 0:
+        p = 0.0
     else:
-        p = 2 * float(law.sf(abs(measured - mean) / widened)) if widened > 0 else float(measured == mean)
-    tail = (1 - BAND) / 2
-    if values.size * tail >= _RANKED:
+        distance = abs((math.log(measured) if logs else measured) - mean)
+        p = 2 * float(law.sf(distance / widened)) if widened > 0 else float(distance <= 1e-12 * abs(mean))
+    if ranked:
         low, high = (float(value) for value in np.quantile(values, [tail, 1 - tail]))
     else:
         reach = float(law.ppf(1 - tail)) * widened
-        low, high = mean - reach, mean + reach
-    detectable = max(high - predicted, 0.0) + float(stats.norm.ppf(POWER)) * spread
-    return Band(low, high, min(1.0, p), detectable, values.size)
+        low, high = (math.exp(mean - reach), math.exp(mean + reach)) if logs else (mean - reach, mean + reach)
+        if values[0] >= 0:
+            low = max(low, 0.0)  # what is never below 0 in any draw (a mean wait) has no band there
+    z = float(stats.norm.ppf(POWER)) * spread
+    noticed = high * math.exp(z) if logs else high + z
+    return Band(low, high, min(1.0, p), max(noticed - predicted, 0.0), values.size, np.asarray(draws, dtype=float))
+
+
+def normal_band(predicted: float, error: float, freedom: int, measured: float, seed: int = 0) -> Band:
+    """The band of a measured mean whose standard error is known from ``freedom`` + 1 batches (Student's t)."""
+    law = stats.t(max(freedom, 1))
+    values = predicted + error * law.rvs(1000, random_state=np.random.default_rng(seed))
+    reach = float(law.ppf((1 + BAND) / 2)) * error
+    p = 2 * float(law.sf(abs(measured - predicted) / error)) if error > 0 else float(measured == predicted)
+    detectable = reach + float(stats.norm.ppf(POWER)) * error
+    return Band(max(predicted - reach, 0.0), predicted + reach, min(1.0, p), detectable, values.size, values)
 
 
 def judge(predictions: Sequence[Prediction], familywise: float = FAMILYWISE) -> list[Prediction]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.predictions import checks
-from analysis.predictions.base import Check, Prediction, band_of
+from analysis.predictions.base import Check, Prediction, band_of, seed_of
 from analysis.queues import MG1, UnstableQueueError
 from analysis.queues.base import FCFS
 from analysis.runs import Run
@@ -119,7 +119,7 @@ def mg1_waits(service: Array, lam: float, skip: int, n: int, draws: int, seed: i
 def lindley(run: Run) -> list[Prediction]:
     """The measured arrivals and service times through Lindley's recursion, request by request."""
     quantity, unit = "each sojourn", "s"
-    if refused := _not_one_seat(run):
+    if refused := not_one_seat(run):
         return [Prediction("lindley", quantity, unit, refused=refused)]
     seen = served(run)
     if not seen.measured.any():
@@ -132,7 +132,7 @@ def lindley(run: Run) -> list[Prediction]:
             "lindley",
             quantity,
             unit,
-            checks=(_first_come(seen), _alone(seen), checks.patient(run.requests)),
+            checks=(*order_of_service(seen), checks.patient(run.requests)),
             predicted=float(path.mean()),
             measured=float(true.mean()),
             n=int(true.size),
@@ -146,21 +146,17 @@ def lindley(run: Run) -> list[Prediction]:
 def mg1(run: Run) -> list[Prediction]:
     """Pollaczek and Khinchine's mean wait and sojourn, with the band of runs of this length from an empty start."""
     names = ("mean wait", "mean sojourn")
-    if refused := _not_one_seat(run):
+    if refused := not_one_seat(run):
         return [Prediction("mg1", name, "s", refused=refused) for name in names]
     seen = served(run)
     number = int(seen.measured.sum())
     if number < 10:
         return [Prediction("mg1", name, "s", refused="too short", n=number) for name in names]
-    start, end = run.window
-    arrivals = run.requests["intended_s"].to_numpy(dtype=float)
-    planned = (run.meta.get("spec") or {}).get("arrivals", {}).get("process") == "poisson"
-    lam = float(run.meta["rate"]) if planned and run.meta.get("rate") else run.measured.shape[0] / (end - start)
+    lam = rate_of(run)
     tested = (
-        checks.poisson(arrivals, start, end),
+        checks.poisson_of(run, sessions=False),
         checks.independent_services(seen.service[1:], np.diff(seen.received)),
-        _first_come(seen),
-        _alone(seen),
+        *order_of_service(seen),
         checks.patient(run.requests),
     )
     try:
@@ -169,7 +165,7 @@ def mg1(run: Run) -> list[Prediction]:
         return [Prediction("mg1", name, "s", refused="unstable", checks=tested, n=number) for name in names]
     skip = int(np.count_nonzero(run.requests["phase"] == "warmup"))
     draws = int(np.clip(DRAWN / (skip + number), LEAST_DRAWS, MOST_DRAWS))
-    waits, sojourns = mg1_waits(seen.service, lam, skip, number, draws)
+    waits, sojourns = mg1_waits(seen.service, lam, skip, number, draws, seed_of(run))
     rows = zip(names, (queue.Wq, queue.W), (seen.wait, seen.sojourn + seen.gap), (waits, sojourns), strict=True)
     found = []
     for name, predicted, values, simulated in rows:
@@ -190,13 +186,25 @@ def mg1(run: Run) -> list[Prediction]:
     return found
 
 
-def _not_one_seat(run: Run) -> str | None:
+def rate_of(run: Run) -> float:
+    """Arrivals a second: as planned for a Poisson process, else as counted in the measured window."""
+    start, end = run.window
+    planned = (run.meta.get("spec") or {}).get("arrivals", {}).get("process") == "poisson"
+    return float(run.meta["rate"]) if planned and run.meta.get("rate") else len(run.measured) / (end - start)
+
+
+def not_one_seat(run: Run) -> str | None:
     seats = seats_of(run)
     if seats is not None and seats != 1:
         return f"not applicable: the engine has {seats} seats, this is a model of one"
     if not run.recorded("steps") or not run.recorded("batch"):
         return "not applicable: the engine's steps were not recorded"
     return None
+
+
+def order_of_service(seen: Served) -> tuple[Check, Check]:
+    """First come first served, one at a time."""
+    return _first_come(seen), _alone(seen)
 
 
 def _first_come(seen: Served) -> Check:
