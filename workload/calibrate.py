@@ -17,14 +17,17 @@ from workload.loops import BatchLoop, ClosedLoop, RequestList
 from workload.prompts import TokenSource
 
 DECODE_STEPS = 8  # output tokens of a grid request
+CHUNK_STEPS = 2  # and of one whose prompt is what counts
+PAUSES_S = (0.05, 0.15, 0.5)  # before chunks: an engine that was idle is slower, the more so the longer it was
 BACKLOG = 2  # clients per seat in the saturated loop
 
 Lengths = NDArray[np.int64]
 
 
-def grid_levels(max_num_seqs: int) -> list[int]:
-    """Batch sizes 1, 2, 4, ... up to and with the number of seats."""
-    return sorted({1 << power for power in range(max_num_seqs.bit_length())} | {max_num_seqs})
+def grid_levels(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ...: powers of two and the sizes half-way between, up to and with ``most``."""
+    doubled = {size << power for power in range(most.bit_length()) for size in (1, 3)}
+    return sorted({size for size in doubled if size < most} | {most})
 
 
 def step_grid(
@@ -37,37 +40,41 @@ def step_grid(
     source: TokenSource,
     rounds: int = 2,
 ) -> BatchLoop:
-    """Batches that span what the workload's steps will look like: batch size x context, and prompt chunks alone.
+    """Batches that span what the workload's steps will look like: batch size x context, and prompt chunks alone after pauses.
 
     Args:
-        prompt_tokens, output_tokens: lengths of the workload. Contexts are deciles 1 and 5 of the prompts and 95 % of
-            prompt and output together, so that hardly a step of a run lies outside the grid.
+        prompt_tokens, output_tokens: lengths of the workload. The middle context is the median prompt, tried with every batch
+            size; the others are decile 1 of the prompts and 95 % of prompt and output together, so that hardly a step of a
+            run lies outside the grid, tried with one request and with a middle number of them.
         max_prompt: the longest prompt the target takes.
         source: where the prompts' tokens come from.
         rounds: how often the whole grid is run; its order alternates, so that a drift does not look like an effect.
     """
-    levels = [
-        *np.quantile(prompt_tokens, [0.1, 0.5], method="inverted_cdf"),
-        np.quantile(prompt_tokens + output_tokens, 0.95, method="inverted_cdf"),
-    ]
-    contexts = sorted({min(int(length), max_prompt) for length in levels})
+    middle = int(np.quantile(prompt_tokens, 0.5, method="inverted_cdf"))
+    short = int(np.quantile(prompt_tokens, 0.1, method="inverted_cdf"))
+    long = int(np.quantile(prompt_tokens + output_tokens, 0.95, method="inverted_cdf"))
+    sizes = grid_levels(max_num_seqs)
     chunk = min(max_num_batched_tokens, max_prompt)
-    chunks = sorted({1, 4, 16, 64, chunk} & set(range(1, chunk + 1)))
-    cells = [(size, context) for size in grid_levels(max_num_seqs) for context in contexts]
-    cells += [(1, length) for length in chunks]
+    cells = [(size, min(middle, max_prompt), DECODE_STEPS, 0.0) for size in sizes]
+    outer = sorted({1, sizes[len(sizes) // 2]})
+    cells += [
+        (size, min(length, max_prompt), DECODE_STEPS, 0.0)
+        for length in sorted({short, long} - {middle})
+        for size in outer
+    ]
+    chunks = enumerate(grid_levels(chunk))
+    cells += [(1, length, CHUNK_STEPS, PAUSES_S[index % len(PAUSES_S)]) for index, length in chunks]
     order = [cell for turn in range(rounds) for cell in (cells if turn % 2 == 0 else cells[::-1])]
     batches: list[list[Request]] = []
     number = 0
-    for size, context in order:
+    for size, context, steps, _ in order:
         batch = []
         for _ in range(size):
             prompt = source.tokens(0, number, context).tolist()
-            batch.append(
-                Request(f"grid-{number}", prompt, SamplingParams(0.0, max_tokens=DECODE_STEPS, ignore_eos=True))
-            )
+            batch.append(Request(f"grid-{number}", prompt, SamplingParams(0.0, max_tokens=steps, ignore_eos=True)))
             number += 1
         batches.append(batch)
-    return BatchLoop(batches)
+    return BatchLoop(batches, [pause_s for _, _, _, pause_s in order])
 
 
 def saturated_loop(requests: RequestList, max_num_seqs: int) -> ClosedLoop:

@@ -192,10 +192,17 @@ class ClosedLoop(PlainLoop):
 
 
 class BatchLoop(PlainLoop):
-    """Batches one after the other, each sent at once when the one before has ended: a designed experiment on step times."""
+    """Batches one after the other, each sent at once when the one before has ended: a designed experiment on step times.
 
-    def __init__(self, batches: Sequence[Sequence[Request]]) -> None:
+    Args:
+        pauses: seconds to wait before each batch (none where nothing is given).
+    """
+
+    def __init__(self, batches: Sequence[Sequence[Request]], pauses: Sequence[float] | None = None) -> None:
         self._batches = [list(batch) for batch in batches]
+        self._pauses = [0.0] * len(batches) if pauses is None else list(pauses)
+        if len(self._pauses) != len(self._batches):
+            raise ValueError(f"{len(self._pauses)} pauses for {len(self._batches)} batches; give one for each")
         self._index = -1
         self._left: list[Request] = []
         self._in_flight = 0
@@ -220,6 +227,6 @@ class BatchLoop(PlainLoop):
 
     def _start_next(self, now_s: float) -> None:
         self._index += 1
-        self._due_s = now_s
         if not self.exhausted:
+            self._due_s = now_s + self._pauses[self._index]
             self._left = list(self._batches[self._index])

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-LINEAR_TERMS = ("kv_tokens", "prefill_tokens", "prefill_attention", "prefill_seqs", "logit_rows")
-SHAPE_TERMS = ("decode_seqs", *LINEAR_TERMS)
+SHAPE_TERMS = ("decode_seqs", "kv_tokens", "prefill_tokens", "prefill_attention", "prefill_seqs", "logit_rows")
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Misfit:
 
     ``rms`` and ``bias`` are over the ``n`` steps that were not set aside. ``total`` is the predicted over the measured
     time of *all* steps, minus 1. ``by_term`` gives for the steps in which a term is present (``decode_seqs``, ...) and for
-    the classes ``decode only``, ``prefill only`` and ``mixed`` their count, rms and bias.
+    the classes ``decode only``, ``prefill only``, ``mixed`` and ``after idle`` their count, rms and bias.
     """
 
     rms: float
@@ -60,6 +59,8 @@ def misfit(steps: pd.DataFrame, duration: Floats, predicted: Floats, kept: NDArr
     prefills = steps["prefill_tokens"].to_numpy(dtype=float) > 0
     groups = {term: steps[term].to_numpy(dtype=float) > 0 for term in SHAPE_TERMS}
     groups |= {"decode only": decodes & ~prefills, "prefill only": prefills & ~decodes, "mixed": prefills & decodes}
+    if "idle_s" in steps:
+        groups["after idle"] = steps["idle_s"].to_numpy(dtype=float) > 0
     by_term = {name: _error(error[inside & kept]) for name, inside in groups.items()}
     whole = _error(error[kept])
     return Misfit(

@@ -1,7 +1,7 @@
 """What a step-time model leaves over, kept so that a simulation can replay it: in blocks, because residuals drift.
 
 A step's duration is ``predicted * ratio + extra_s``. Ordinary scatter scales with the step (``ratio``); a stolen processor
-does not (``extra_s``, zero but for the steps that the fit set aside). ``gap_s`` is the pause after the step.
+does not (``extra_s``, zero but for the steps that the fit set aside). ``gap_ratio`` is the pause after it over its price.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class StepNoise:
     Attributes:
         ratio: measured over predicted duration; 1 for steps that were set aside as slow.
         extra_s: measured minus predicted duration of the steps set aside as slow, 0 for all others; never negative.
-        gap_s: from the end of the step to the start of the next; where the engine had nothing to do in between, the gap
-            measured last before (the mean where none was).
+        gap_ratio: time from the end of the step to the start of the next over what the model says of it; where the engine had
+            nothing to do in between, the ratio found last before (the mean where none was).
         block: steps of a block in resampling.
     """
 
     ratio: Floats
     extra_s: Floats
-    gap_s: Floats
+    gap_ratio: Floats
     block: int
 
     def __len__(self) -> int:
@@ -46,21 +46,21 @@ class StepNoise:
         return {
             "ratio": self.ratio.tolist(),
             "extra_s": self.extra_s.tolist(),
-            "gap_s": self.gap_s.tolist(),
+            "gap_ratio": self.gap_ratio.tolist(),
             "block": self.block,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepNoise:
-        ratio, extra_s, gap_s = (np.asarray(data[name], dtype=float) for name in ("ratio", "extra_s", "gap_s"))
-        return cls(ratio, extra_s, gap_s, int(data["block"]))
+        ratio, extra_s, gap_ratio = (np.asarray(data[name], dtype=float) for name in ("ratio", "extra_s", "gap_ratio"))
+        return cls(ratio, extra_s, gap_ratio, int(data["block"]))
 
 
 class NoiseStream:
-    """Gives ``(ratio, extra_s, gap_s)`` step after step."""
+    """Gives ``(ratio, extra_s, gap_ratio)`` step after step."""
 
     def __init__(self, noise: StepNoise, rng: np.random.Generator) -> None:
-        self._rows = list(zip(noise.ratio.tolist(), noise.extra_s.tolist(), noise.gap_s.tolist(), strict=True))
+        self._rows = list(zip(noise.ratio.tolist(), noise.extra_s.tolist(), noise.gap_ratio.tolist(), strict=True))
         self._block = min(noise.block, len(self._rows))
         self._rng = rng
         self._at = 0

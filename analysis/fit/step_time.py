@@ -1,25 +1,35 @@
 """How long a step takes, fitted to measured steps: the one thing that a simulation of the engine takes from the machine.
 
-Monotone piecewise-linear in the decode rows, linear in context read, prompt tokens, prompt attention, prompts and logit
-rows, every price at least 0. Fitted in relative error, robust to steps that the machine disturbed; those are counted and
-kept as noise, never dropped. The textbook's a + b·n is fitted beside it, with its misfit.
+Every new token of a step is a row, whether of a prompt or of a decode, so the time is monotone piecewise-linear in all rows
+together; linear in decodes, context read, prompt tokens, prompt attention, prompts and logit rows; and a step after a pause
+takes longer, the longer the pause. Every price is at least 0. Fitted in relative error, robust to steps that the machine
+disturbed; those are counted and kept as noise, never dropped. The textbook's a + b·n is fitted beside it, with its misfit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
-from analysis.fit.misfit import LINEAR_TERMS, SHAPE_TERMS, Misfit, TextbookFit, misfit, textbook
+from analysis.fit.misfit import SHAPE_TERMS, Misfit, TextbookFit, misfit, textbook
+from analysis.fit.step_design import (
+    design,
+    idle_knots,
+    idle_of,
+    independent,
+    is_outlier,
+    relative_prices,
+    robust_prices,
+    row_knots,
+    rows_of,
+)
 from analysis.fit.step_noise import LEAST_BLOCK, StepNoise, filled_gaps
 from analysis.intervals import correlation_time
 from analysis.runs import Run
@@ -28,10 +38,6 @@ from engine.executors.base import BatchShape, ScheduledBatch
 Floats = NDArray[np.float64]
 
 LEAST_STEPS = 20
-LEAST_AT_KNOT = 5  # steps of one batch size that carry a knot
-OUTLIER_SCALES = 6.0  # robust standard deviations beyond which a step is set aside,
-LEAST_OUTLIER = 0.03  # but never one that is nearer than this, relative to its prediction
-_HUBER = 1.5
 
 
 @dataclass(frozen=True)
@@ -39,53 +45,77 @@ class StepTimeModel:
     """Seconds of a step from its shape; callable with a ``BatchShape``.
 
     Attributes:
-        base_s: of a step without any row.
-        decode_knots, decode_s: seconds that decode rows add, at each knot (the first is 0 rows, 0 s); between the knots
-            linear, beyond the last as between the last two.
-        prices: seconds per unit of each of ``LINEAR_TERMS``.
+        base_s: of a step of the fewest rows seen (which is the first knot).
+        row_knots, row_s: seconds that more rows add, at each knot (0 s at the first); between the knots linear, beyond the
+            last as between the last two.
+        idle_knots_s, idle_extra_s: seconds that a step after a pause takes longer, at each knot of the pause (the first is
+            0 s, 0 s); between the knots linear, beyond the last constant. All zero where the fit saw too few pauses.
+        prices: seconds per unit of each of ``SHAPE_TERMS``, beside what the rows cost.
         ranges: lowest and highest value of each shape term that the fit saw.
         unidentified: terms that the fitted steps could not tell from the others (price 0).
-        gap_s: mean time between steps where nothing was idle; its distribution is ``noise.gap_s``.
+        gap_s: mean time between steps where nothing was idle.
+        gap_prices: of that time: seconds a step, a row, a logit row.
         wake_s: mean time from receipt to the start of a step on an idle engine (0 where it was not measured).
         time_factor: measured over predicted time of all steps: what the steps set aside add on average.
         execution: the execution fingerprint of the fitted run; None where only steps were given.
     """
 
     base_s: float
-    decode_knots: tuple[int, ...]
-    decode_s: tuple[float, ...]
+    row_knots: tuple[int, ...]
+    row_s: tuple[float, ...]
+    idle_knots_s: tuple[float, ...]
+    idle_extra_s: tuple[float, ...]
     prices: dict[str, float]
     ranges: dict[str, tuple[float, float]]
     unidentified: tuple[str, ...]
     misfit: Misfit
     textbook: TextbookFit
     gap_s: float
+    gap_prices: tuple[float, float, float]
     wake_s: float
     time_factor: float
     noise: StepNoise
     execution: dict[str, Any] | None
 
     def predict(self, batch: BatchShape | ScheduledBatch | pd.DataFrame) -> float | Floats:
-        """Seconds of one step (shape or batch), or of every row of a steps table: (len(table),)."""
+        """Seconds of one step (shape or batch, no pause before it), or of every row of a steps table: (len(table),)."""
         if isinstance(batch, pd.DataFrame):
-            rows = batch["decode_seqs"].to_numpy(dtype=float)
-            seconds = self.base_s + self._decode_seconds(rows)
+            seconds = self.base_s + self._row_seconds(rows_of(batch))
+            seconds = seconds + np.interp(idle_of(batch), self.idle_knots_s, self.idle_extra_s)
             for term, price in self.prices.items():
                 seconds = seconds + price * batch[term].to_numpy(dtype=float)
             return seconds
         return self(batch.shape() if isinstance(batch, ScheduledBatch) else batch)
 
     def __call__(self, shape: BatchShape) -> float:
-        rows = shape.decode_seqs
-        table = self._decode_table
-        prices = self._price_row
-        return (
-            (table[rows] if rows < len(table) else self.base_s + float(self._decode_seconds(np.array([rows]))[0]))
-            + prices[0] * shape.kv_tokens
-            + prices[1] * shape.prefill_tokens
-            + prices[2] * shape.prefill_attention
-            + prices[3] * shape.prefill_seqs
-            + prices[4] * shape.logit_rows
+        rows, table, prices = shape.decode_seqs + shape.prefill_tokens, self._row_table, self._price_row
+        seconds = table[rows] if rows < len(table) else self.base_s + float(self._row_seconds(np.array([rows]))[0])
+        seconds += prices[0] * shape.decode_seqs + prices[1] * shape.kv_tokens + prices[5] * shape.logit_rows
+        if shape.prefill_seqs:
+            seconds += (
+                prices[2] * shape.prefill_tokens + prices[3] * shape.prefill_attention + prices[4] * shape.prefill_seqs
+            )
+        return seconds
+
+    def cold(self, idle_s: float) -> float:
+        """Seconds that a step after a pause of ``idle_s`` takes longer."""
+        return float(np.interp(idle_s, self.idle_knots_s, self.idle_extra_s))
+
+    def gap(self, shape: BatchShape) -> float:
+        """Mean seconds between the end of a step and the start of the next where nothing is idle."""
+        base, row, logit_row = self.gap_prices
+        return base + row * (shape.decode_seqs + shape.prefill_tokens) + logit_row * shape.logit_rows
+
+    def scaled(self, factor: float) -> StepTimeModel:
+        """The same machine, ``factor`` times as slow in every step and in every gap."""
+        return replace(
+            self,
+            base_s=self.base_s * factor,
+            row_s=tuple(seconds * factor for seconds in self.row_s),
+            idle_extra_s=tuple(seconds * factor for seconds in self.idle_extra_s),
+            prices={term: price * factor for term, price in self.prices.items()},
+            gap_s=self.gap_s * factor,
+            gap_prices=(self.gap_prices[0] * factor, self.gap_prices[1] * factor, self.gap_prices[2] * factor),
         )
 
     def outside(self, shape: BatchShape) -> tuple[str, ...]:
@@ -108,7 +138,7 @@ class StepTimeModel:
         steps = run_or_steps.steps if isinstance(run_or_steps, Run) else run_or_steps
         duration = _durations(steps)
         predicted = np.asarray(self.predict(steps))
-        return misfit(steps, duration, predicted, ~_is_outlier(duration / predicted))
+        return misfit(steps, duration, predicted, ~is_outlier(duration / predicted))
 
     def require_execution(self, execution: Mapping[str, Any] | None) -> None:
         """Refuse to predict an execution other than the one fitted; what does not say which it is passes.
@@ -131,8 +161,7 @@ class StepTimeModel:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {
             **plain,
-            "decode_knots": list(self.decode_knots),
-            "decode_s": list(self.decode_s),
+            **{name: list(getattr(self, name)) for name in _TUPLES},
             "ranges": {term: list(limits) for term, limits in self.ranges.items()},
             "unidentified": list(self.unidentified),
             "misfit": asdict(self.misfit),
@@ -146,8 +175,7 @@ class StepTimeModel:
         return cls(
             **{
                 **data,
-                "decode_knots": tuple(data["decode_knots"]),
-                "decode_s": tuple(data["decode_s"]),
+                **{name: tuple(data[name]) for name in _TUPLES},
                 "ranges": {term: (float(low), float(high)) for term, (low, high) in data["ranges"].items()},
                 "unidentified": tuple(data["unidentified"]),
                 "misfit": Misfit(**data["misfit"]),
@@ -156,8 +184,8 @@ class StepTimeModel:
             }
         )
 
-    def _decode_seconds(self, rows: Floats) -> Floats:
-        knots, seconds = self.decode_knots, self.decode_s
+    def _row_seconds(self, rows: Floats) -> Floats:
+        knots, seconds = self.row_knots, self.row_s
         inside = np.interp(rows, knots, seconds)
         if len(knots) < 2:
             return inside
@@ -165,13 +193,16 @@ class StepTimeModel:
         return inside + slope * np.maximum(rows - knots[-1], 0.0)
 
     @cached_property
-    def _decode_table(self) -> list[float]:
-        """``base_s`` and the decode seconds of 0, 1, 2, ... rows, for speed."""
-        return (self.base_s + self._decode_seconds(np.arange(self.decode_knots[-1] + 1.0))).tolist()
+    def _row_table(self) -> list[float]:
+        """``base_s`` and the seconds of 0, 1, 2, ... rows, for speed."""
+        return (self.base_s + self._row_seconds(np.arange(self.row_knots[-1] + 1.0))).tolist()
 
     @cached_property
     def _price_row(self) -> tuple[float, ...]:
-        return tuple(self.prices[term] for term in LINEAR_TERMS)
+        return tuple(self.prices[term] for term in SHAPE_TERMS)
+
+
+_TUPLES = ("row_knots", "row_s", "idle_knots_s", "idle_extra_s", "unidentified", "gap_prices")
 
 
 def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> StepTimeModel:
@@ -187,34 +218,71 @@ def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> 
         raise ValueError(f"{total} steps are too few for a step-time model; at least {LEAST_STEPS} are needed")
     execution = _common_execution(sources)
     gaps = np.concatenate([_gaps(table) for table in tables])
-    steps = pd.concat([table[list(SHAPE_TERMS)].assign(duration_s=_durations(table)) for table in tables])
+    steps = pd.concat(
+        [table[list(SHAPE_TERMS)].assign(idle_s=idle_of(table), duration_s=_durations(table)) for table in tables]
+    )
     duration = steps["duration_s"].to_numpy()
-    knots = _knots(steps["decode_seqs"].to_numpy(dtype=int))
-    columns, names = _design(steps, knots)
-    kept_columns = _independent(columns)
-    prices = np.zeros(len(names))
-    prices[kept_columns], kept = _robust_nnls(columns[:, kept_columns], duration)
+    knots, cold = row_knots(rows_of(steps)), idle_knots(idle_of(steps))
+    columns, names = design(steps, knots, cold)
+    prices, kept, used = _cheapest(columns, names, duration)
     predicted = columns @ prices
     slow = ~kept & (duration > predicted)
     ratio = np.where(slow, 1.0, duration / predicted)
-    known_gaps = gaps[~np.isnan(gaps)]
-    slopes = prices[1 : len(knots)] * np.diff(knots)
     named = dict(zip(names, prices.tolist(), strict=True))
+    rows_end = len(knots)
+    gap_prices, gap_ratio = _fit_gaps(steps, gaps)
+    known_gaps = gaps[~np.isnan(gaps)]
     return StepTimeModel(
         base_s=float(prices[0]),
-        decode_knots=tuple(int(knot) for knot in knots),
-        decode_s=(0.0, *np.cumsum(slopes).tolist()),
-        prices={term: named[term] for term in LINEAR_TERMS},
+        row_knots=tuple(int(knot) for knot in knots),
+        row_s=(0.0, *np.cumsum(prices[1:rows_end] * np.diff(knots)).tolist()),
+        idle_knots_s=tuple(cold.tolist()),
+        idle_extra_s=(0.0, *np.cumsum(prices[rows_end : rows_end + len(cold) - 1] * np.diff(cold)).tolist()),
+        prices={term: named[term] for term in SHAPE_TERMS},
         ranges={term: (float(steps[term].min()), float(steps[term].max())) for term in SHAPE_TERMS},
-        unidentified=tuple(name for name, used in zip(names, kept_columns, strict=True) if not used),
+        unidentified=tuple(name for name, is_used in zip(names, used, strict=True) if not is_used),
         misfit=misfit(steps, duration, predicted, kept),
         textbook=textbook(steps, duration, kept),
         gap_s=float(known_gaps.mean()) if len(known_gaps) else 0.0,
+        gap_prices=gap_prices,
         wake_s=_wake(sources),
         time_factor=float(duration.sum() / predicted.sum()),
-        noise=StepNoise(ratio, np.where(slow, duration - predicted, 0.0), filled_gaps(gaps), _block_length(ratio)),
+        noise=StepNoise(ratio, np.where(slow, duration - predicted, 0.0), gap_ratio, _block_length(ratio)),
         execution=execution,
     )
+
+
+def _cheapest(
+    columns: Floats, names: list[str], duration: Floats
+) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Prices of all columns, which steps were kept, which columns were used.
+
+    All rows are decodes or prompt tokens, so one of these two can't be told from the rows: the dearer one gets a price of its
+    own on top, the other is left to the rows.
+    """
+    best = None
+    for left_out in ("prefill_tokens", "decode_seqs"):
+        candidates = np.array([name != left_out for name in names])
+        used = candidates.copy()
+        used[candidates] = independent(columns[:, candidates])
+        prices = np.zeros(len(names))
+        prices[used], kept, error = robust_prices(columns[:, used], duration)
+        if best is None or error < best[0]:
+            best = error, prices, kept, used
+    assert best is not None
+    return best[1:]
+
+
+def _fit_gaps(steps: pd.DataFrame, gaps: Floats) -> tuple[tuple[float, float, float], Floats]:
+    """Prices of the gap (a step, a row, a logit row), and each step's gap over its price."""
+    known = ~np.isnan(gaps)
+    if not known.any():
+        return (0.0, 0.0, 0.0), np.ones(len(gaps))
+    columns = np.column_stack([np.ones(len(gaps)), rows_of(steps), steps["logit_rows"].to_numpy(dtype=float)])
+    base, row, logit_row = relative_prices(columns[known], gaps[known]).tolist()
+    priced = columns @ np.array([base, row, logit_row])
+    ratio = np.divide(gaps, priced, out=np.ones(len(gaps)), where=priced > 0)
+    return (base, row, logit_row), filled_gaps(ratio)
 
 
 def execution_of(run: Run) -> dict[str, Any] | None:
@@ -268,72 +336,6 @@ def _wake(sources: Sequence[Run | pd.DataFrame]) -> float:
             delays.append((woken - first.reindex(woken.index)).dropna().to_numpy(dtype=float))
     measured = np.concatenate(delays) if delays else np.empty(0)
     return float(max(0.0, measured.mean())) if len(measured) else 0.0
-
-
-def _knots(rows: NDArray[np.int_]) -> NDArray[np.int_]:
-    """0 and the batch sizes seen often enough; the largest always."""
-    sizes, counts = np.unique(rows, return_counts=True)
-    return np.unique([0, *sizes[counts >= LEAST_AT_KNOT].tolist(), int(sizes[-1])])
-
-
-def _design(steps: pd.DataFrame, knots: NDArray[np.int_]) -> tuple[Floats, list[str]]:
-    """Columns of the linear model: 1, the rows inside each segment between knots, the linear terms."""
-    rows = steps["decode_seqs"].to_numpy(dtype=float)
-    segments = [np.clip(rows - low, 0, high - low) for low, high in pairwise(knots)]
-    linear = [steps[term].to_numpy(dtype=float) for term in LINEAR_TERMS]
-    names = ["base", *(f"decode_seqs {low}-{high}" for low, high in pairwise(knots))]
-    return np.column_stack([np.ones(len(steps)), *segments, *linear]), [*names, *LINEAR_TERMS]
-
-
-def _independent(columns: Floats) -> NDArray[np.bool_]:
-    """Which columns are no combination of those before them (to 1e-6 of their own length)."""
-    used = np.zeros(columns.shape[1], dtype=bool)
-    basis: list[Floats] = []
-    for index, column in enumerate(columns.T):
-        length = float(np.linalg.norm(column))
-        if length == 0.0:
-            continue
-        rest = column / length
-        for _ in range(2):  # twice: Gram-Schmidt loses digits
-            for direction in basis:
-                rest = rest - (direction @ rest) * direction
-        left = float(np.linalg.norm(rest))
-        if left > 1e-6:
-            used[index] = True
-            basis.append(rest / left)
-    return used
-
-
-def _robust_nnls(columns: Floats, duration: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Non-negative prices, least squares in relative error over the steps that are no outliers; and which these are."""
-    relative = columns / duration[:, None]
-    weights = np.ones(len(duration))
-    for _ in range(20):
-        prices = _nnls(relative, weights)
-        residual = 1.0 / (relative @ prices) - 1.0
-        scale = max(1e-9, 1.4826 * float(np.median(np.abs(residual - np.median(residual)))))
-        new = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(residual - np.median(residual)), 1e-300))
-        if np.max(np.abs(new - weights)) < 1e-3:
-            break
-        weights = new
-    kept = ~_is_outlier(1.0 / (relative @ prices))
-    return _nnls(relative, kept.astype(float)), kept
-
-
-def _nnls(relative: Floats, weights: Floats) -> Floats:
-    root = np.sqrt(weights)
-    scales = np.linalg.norm(relative, axis=0)
-    gram = (relative * root[:, None] / scales).T
-    # the normal equations would square the condition number; QR keeps it and makes the problem small
-    q, r = np.linalg.qr(gram.T)
-    solution, _ = nnls(r, q.T @ root, maxiter=100 * len(scales))
-    return solution / scales
-
-
-def _is_outlier(ratio: Floats) -> NDArray[np.bool_]:
-    middle = float(np.median(ratio))
-    distance = np.abs(ratio - middle)
-    return distance > max(LEAST_OUTLIER, OUTLIER_SCALES * 1.4826 * float(np.median(distance)))
 
 
 def _block_length(ratio: Floats) -> int:

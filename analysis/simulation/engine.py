@@ -116,27 +116,33 @@ class Pace:
 
     def __init__(self, step_time: StepTimeModel | StepTime, noise: bool, seed: int, gap_s: float | None) -> None:
         self._step_time = step_time
+        self._model = step_time if isinstance(step_time, StepTimeModel) else None
         self._factor = 1.0
         self._stream: NoiseStream | None = None
-        self.wake_s = 0.0
+        self._cold_s = 0.0
         self._given_gap_s = gap_s
         self.gap_s = gap_s or 0.0
-        if isinstance(step_time, StepTimeModel):
-            self.wake_s = step_time.wake_s
-            self.gap_s = step_time.gap_s if gap_s is None else gap_s
+        self.wake_s = 0.0
+        if self._model is not None:
+            self.wake_s = self._model.wake_s
+            self.gap_s = self._model.gap_s if gap_s is None else gap_s
             if noise:
-                self._stream = step_time.noise.stream(np.random.default_rng(seed))
+                self._stream = self._model.noise.stream(np.random.default_rng(seed))
             else:
-                self._factor = step_time.time_factor
+                self._factor = self._model.time_factor
+
+    def after_idle(self, idle_s: float) -> None:
+        """The next step comes after a pause of ``idle_s``."""
+        if self._model is not None:
+            self._cold_s = self._model.cold(idle_s)
 
     def __call__(self, shape: BatchShape) -> float:
         """Seconds of a step; ``gap_s`` becomes the pause after it."""
-        if self._stream is None:
-            return self._step_time(shape) * self._factor
-        ratio, extra_s, gap_s = self._stream.next()
-        if self._given_gap_s is None:
-            self.gap_s = gap_s
-        return self._step_time(shape) * ratio + extra_s
+        seconds, self._cold_s = self._step_time(shape) + self._cold_s, 0.0
+        ratio, extra_s, gap_ratio = (self._factor, 0.0, 1.0) if self._stream is None else self._stream.next()
+        if self._model is not None and self._given_gap_s is None:
+            self.gap_s = self._model.gap(shape) * gap_ratio
+        return seconds * ratio + extra_s
 
 
 class _Simulation:
@@ -210,7 +216,9 @@ class _Simulation:
                 self._idle = None
                 if pace.wake_s:
                     yield env.timeout(pace.wake_s)
-                self._recorder.idle_s += env.now - idle_since_s
+                idle_s = env.now - idle_since_s
+                self._recorder.idle_s += idle_s
+                pace.after_idle(idle_s)
             aborted, batch = core.begin_step()
             self._deliver(aborted)
             if batch is None:
@@ -293,7 +301,11 @@ class _Simulation:
                     record.stats = RequestStats.of(seq)
                 continue
             if event.token_id is not None:
-                record.token_s.append(seen_s)
+                # a first token may be seen later; a last one never before it
+                is_first = not record.token_s
+                late_s = self._offered.first_out_s if is_first and seq.finish_reason is None else 0.0
+                moment_s = seen_s + late_s
+                record.token_s.append(max(moment_s, record.token_s[-1]) if record.token_s else moment_s)
                 self._loop.on_tokens(record.request_id, (event.token_id,))
             if seq.finish_reason is not None:
                 record.finish_reason = seq.finish_reason

@@ -34,7 +34,8 @@ class Offered:
         phases: tells warm-up, measurement and cool-down apart.
         stops: output number at which a request ends by itself, for those that end before ``max_tokens``.
         transit_in: seconds from sent to received of each request; ``mean_transit_in_s`` where it is not listed.
-        transit_out_s: from the engine's stamp to the client's.
+        transit_out_s: from the engine's stamp to the client's; ``first_out_s`` more of it for a request's first token, for
+            which a client may have to wake up.
     """
 
     loop: Loop
@@ -43,6 +44,7 @@ class Offered:
     transit_in: Mapping[str, float] = field(default_factory=dict)
     mean_transit_in_s: float = 0.0
     transit_out_s: float = 0.0
+    first_out_s: float = 0.0
 
 
 class ReplayLoop(PlainLoop):
@@ -137,6 +139,7 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     transit_in = rows["received_s"] - rows["sent_s"]
     mean_in = float(np.nan_to_num(transit_in.mean()))
     out = float(np.nan_to_num((rows["finished_s"] - rows["done_s"]).mean()))
+    first_out = max(0.0, float(np.nan_to_num((rows["first_token_s"] - rows["emitted_first_s"]).mean())) - out)
     phases = Phases(*run.window)
     sessions = rows["session_id"].dropna().astype(str)
     if len(sessions) and sessions.str.startswith("client-").all():
@@ -145,7 +148,7 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
         last_start_s = float(rows.groupby("session_id")["intended_s"].min().max())  # the starts are spread evenly
         stagger_s = last_start_s * clients / (clients - 1) if clients > 1 else 0.0
         loop = ClosedLoop(clients, again, think=_think_times(rows), stagger_s=stagger_s)
-        return Offered(loop, phases, stops, {}, mean_in, out)
+        return Offered(loop, phases, stops, {}, mean_in, out, first_out)
     measured = arrivals == "measured"
     due = rows["sent_s" if measured else "intended_s"].tolist()
     intended = rows["intended_s"].tolist()
@@ -158,7 +161,7 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
         sends.sort(key=lambda send: send[0])
     known = dict(zip(rows["request_id"], transit_in, strict=True)) if measured else {}
     known = {name: seconds for name, seconds in known.items() if seconds == seconds}
-    return Offered(ReplayLoop(sends), phases, stops, known, mean_in, out)
+    return Offered(ReplayLoop(sends), phases, stops, known, mean_in, out, first_out)
 
 
 def requests_of(run: Run) -> tuple[pd.DataFrame, list[Request], dict[str, int]]:

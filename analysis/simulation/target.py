@@ -164,6 +164,7 @@ class SimulatedTarget(InlineTarget):
         super().submit(request)
         if was_idle and self._core.has_work:
             self._free_s = self._clock.time_s + self._pace.wake_s
+            self._pace.after_idle(self._free_s - since_s)
             if isinstance(self._recorder, _IdleRecorder):
                 self._recorder.idle_s = self._free_s - since_s
 
