@@ -6,13 +6,14 @@ steps, and takes a speed of the machine from within what the two calibrations ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.fit.step_time import StepTimeModel
-from analysis.predictions.base import Band, Check, Prediction, band_of
+from analysis.predictions.base import Band, Check, Prediction, band_of, seed_of
 from analysis.runs import Run
 from analysis.simulation import simulate_engine
 from analysis.summary import latencies
@@ -29,6 +30,8 @@ DEFAULT_COOLDOWN_S = 60.0
 
 def simulation(run: Run, model: StepTimeModel | None, speed_change: float | None = None) -> list[Prediction]:
     """Mean TTFT and E2E of the same requests, simulated.
+
+    A closed loop stays one (its clients, lengths and think times); the turns of sessions come at the times they came.
 
     Args:
         model: fitted on a grid of the same execution.
@@ -49,7 +52,8 @@ def simulation(run: Run, model: StepTimeModel | None, speed_change: float | None
         return [
             Prediction("simulation", name, unit, refused=f"not applicable: {reason}") for name, unit, _ in QUANTITIES
         ]
-    note = f"{DRAWS} simulations of the same requests, speed ± {doubt:.1%}; median error of a request {scatter:.1%}"
+    note = f"{DRAWS} simulations of the same requests, speed ± {doubt:.1%}"
+    note += "" if math.isnan(scatter) else f"; median error of a request {scatter:.1%}"
     check = Check(KNOWN_SHAPES, f"{outside:.0%} of the steps are outside the grid", holds=outside <= MOST_OUTSIDE)
     found = []
     for name, unit, key in QUANTITIES:
@@ -59,16 +63,6 @@ def simulation(run: Run, model: StepTimeModel | None, speed_change: float | None
         row = Prediction("simulation", name, unit, (check,), predicted, true, len(run.measured), band, note=note)
         found.append(row if band is not None else replace(row, refused="too short"))
     return found
-
-
-def scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
-    """The same machine, ``factor`` times as slow in every step."""
-    return replace(
-        model,
-        base_s=model.base_s * factor,
-        decode_s=tuple(seconds * factor for seconds in model.decode_s),
-        prices={term: price * factor for term, price in model.prices.items()},
-    )
 
 
 def cooldown_of(run: Run) -> float:
@@ -82,16 +76,20 @@ def _draw(run: Run, model: StepTimeModel, doubt: float, e2e: Array) -> tuple[dic
     rng = np.random.default_rng(0)
     means: dict[str, list[float]] = {key: [] for _, _, key in QUANTITIES}
     outside, paths = [], []
-    for seed in range(DRAWS):
-        machine = scaled(model, float(rng.uniform(1 - doubt, 1 + doubt)))
-        simulated = simulate_engine(run, machine, seed=seed, cooldown_limit_s=cooldown_of(run))
+    own = seed_of(run)
+    for draw in range(DRAWS):
+        # The speeds are the same for every run of a study, as the machine is; the noise of the steps is each run's own.
+        machine = model.scaled(float(rng.uniform(1 - doubt, 1 + doubt)))
+        simulated = simulate_engine(run, machine, seed=own + draw, cooldown_limit_s=cooldown_of(run))
         about = simulated.meta["simulation"]
         outside.append(about["extrapolated_steps"] / max(1, about["steps"]))
         durations = latencies(simulated)
         paths.append(durations["e2e"])
         for _, _, key in QUANTITIES:
             means[key].append(float(np.mean(durations[key])))
-    path = np.mean(paths, axis=0)
-    with np.errstate(invalid="ignore"):
-        scatter = float(np.median(np.abs(path - e2e) / e2e))
+    scatter = math.nan
+    # A closed loop's requests come at other times, so that others are measured.
+    if all(path.size == e2e.size for path in paths):
+        with np.errstate(invalid="ignore"):
+            scatter = float(np.median(np.abs(np.mean(paths, axis=0) - e2e) / e2e))
     return {key: np.array(values) for key, values in means.items()}, float(np.mean(outside)), scatter
