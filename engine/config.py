@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -92,10 +93,14 @@ class EngineConfig:
             )
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark is {self.watermark}; it must be a share in [0, 1)")
-        if self.ageing < 0:
-            raise ValueError(f"ageing is {self.ageing}; it must be at least 0")
-        if self.kv_cache_gib <= 0:
-            raise ValueError(f"kv_cache_gib is {self.kv_cache_gib}; it must be above 0")
+        if not 0.0 <= self.ageing < math.inf:
+            raise ValueError(f"ageing is {self.ageing}; it must be a finite number of at least 0")
+        if not 0.0 < self.kv_cache_gib < math.inf:
+            raise ValueError(f"kv_cache_gib is {self.kv_cache_gib}; it must be a finite number above 0")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be true or false")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed is {self.seed!r}; it must be a whole number")
 
     def _require_count(self, name: str, optional: bool = False) -> None:
         value = getattr(self, name)

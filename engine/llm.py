@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from operator import index
+from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,12 +23,12 @@ from engine.text_stream import TextStream
 from engine.tokenizer import Tokenizer
 from engine.weights.shapes import is_random
 
-Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class LLM:
-    """Text and token-id prompts in, ``RequestOutput`` out.
+    """Text, token-id and chat prompts in, ``RequestOutput`` out.
 
     Args:
         model: preset, folder, GGUF file, hub id or ``random:<shape>``.
@@ -69,13 +70,15 @@ class LLM:
         With ``n`` > 1 that one is the first sample, and its ``samples`` are all of them.
 
         Args:
-            prompts: texts or lists of token ids (one text alone is a list of one).
+            prompts: texts, lists of token ids or conversations (lists of messages with ``role`` and ``content``); one text
+                alone is a list of one.
             sampling_params: for all, or one for each prompt; default options where not given.
             use_tqdm: show a progress bar.
 
         Raises:
-            ValueError: a prompt is empty or too long, an option can't be honoured, or the number of parameters doesn't match;
-                nothing has been run.
+            ValueError: a prompt is empty or too long, an option can't be honoured, the number of parameters doesn't match or
+                the line is shorter than the prompts (``max_queue``); nothing has been run. Also where the call is
+                interrupted, nothing of it stays behind.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -86,16 +89,13 @@ class LLM:
         for request in requests:
             for sample in _samples_of(request):
                 self.core.check(sample)
-        for request in requests:
-            self._add(request)
-        finished: dict[str, RequestOutput] = {}
-        with _progress_bar(sum(each.n for each in params)) if use_tqdm else nullcontext() as bar:
-            while not self.is_finished():
-                for output in self.step():
-                    if output.finished:
-                        finished[output.request_id] = output
-                        if bar is not None:
-                            bar.advance(bar.task_ids[0])
+        try:
+            for request in requests:
+                self._add(request)
+            finished = self._run(_progress_bar(sum(each.n for each in params)) if use_tqdm else None)
+        except BaseException:
+            self._abort_all()
+            raise
         every = [[finished[sample.request_id] for sample in _samples_of(request)] for request in requests]
         return [replace(first, other_samples=tuple(others)) for first, *others in every]
 
@@ -110,10 +110,9 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or the template refuses a conversation.
         """
-        tokenizer = self._require_tokenizer()
-        one = bool(conversations) and isinstance(conversations[0], Mapping)
-        every: Any = [conversations] if one else conversations
-        return self.generate([tokenizer.encode_chat(each) for each in every], sampling_params, use_tqdm)
+        self._require_tokenizer()
+        every = [conversations] if _is_conversation(conversations) else conversations
+        return self.generate(cast(Sequence[Prompt], every), sampling_params, use_tqdm)
 
     def add_request(
         self,
@@ -125,7 +124,7 @@ class LLM:
         predicted_output_tokens: int | None = None,
         cache_salt: str | None = None,
     ) -> str:
-        """Hand in a request for ``step`` to work on; returns its id.
+        """Hand in a request (a text, token ids or a conversation) for ``step`` to work on; returns its id.
 
         With ``n`` > 1 it becomes n requests with ids ``<id>/0`` ... ``<id>/<n-1>``; outputs come under these, and
         ``abort`` takes one of them or ``<id>`` for all. The full blocks of the prompt are computed once: samples find
@@ -165,16 +164,49 @@ class LLM:
             return [given or SamplingParams()] * num_prompts
         if len(given) != num_prompts:
             raise ValueError(f"{num_prompts} prompts but {len(given)} sampling_params; give one for all, or one each")
+        for each in given:
+            if not isinstance(each, SamplingParams):
+                raise ValueError(f"sampling_params has {each!r}; give SamplingParams(...), one for all or one each")
         return given
+
+    def _run(self, bar: Progress | None) -> dict[str, RequestOutput]:
+        """Step until nothing is left; the last output of every request by its id."""
+        finished: dict[str, RequestOutput] = {}
+        with bar or nullcontext():
+            while not self.is_finished():
+                for output in self.step():
+                    if output.finished:
+                        finished[output.request_id] = output
+                        if bar is not None:
+                            bar.advance(bar.task_ids[0])
+        return finished
+
+    def _abort_all(self) -> None:
+        for name in self._streams:
+            self.core.abort(name)
+        self.step()  # nobody is left to compute: it ends them
 
     def _request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, **more: Any) -> Request:
         if params.stop:
             self._require_tokenizer()
-        token_ids = self._require_tokenizer().encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        token_ids = self._token_ids(prompt)
+        return Request(request_id or f"request-{next(self._ids)}", token_ids, params, **more)
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self._require_tokenizer().encode(prompt)
+        if _is_conversation(prompt):
+            return self._require_tokenizer().encode_chat(cast(Sequence[Message], prompt))
+        try:
+            token_ids = [index(token_id) for token_id in cast(Sequence[int], prompt)]
+        except TypeError:
+            raise ValueError(
+                f"a prompt is {prompt!r:.80}; it must be a text, a list of token ids or a list of chat messages"
+            ) from None
         for token_id in token_ids:
             if not 0 <= token_id < self.info.vocab_size:
                 raise ValueError(f"token id {token_id} is outside the vocabulary of {self.info.vocab_size} tokens")
-        return Request(request_id or f"request-{next(self._ids)}", token_ids, params, **more)
+        return token_ids
 
     def _add(self, request: Request) -> str:
         """Hand a request, or all samples of it or none, to the core."""
@@ -238,6 +270,11 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError(f"{self.config.model} has no tokenizer: give prompts as token ids, without stop strings")
         return self.tokenizer
+
+
+def _is_conversation(prompt: object) -> bool:
+    """Whether it is a list of chat messages and not a list of anything else."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _samples_of(request: Request) -> list[Request]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class SamplingParams:
         min_tokens: before this many output tokens no end-of-sequence token (also with ``ignore_eos``) and no token of
             ``stop_token_ids`` is drawn, and no stop string ends the output.
         ignore_eos: go on after the end-of-sequence token (pins the length to ``max_tokens``).
-        stop: strings that end the output; they are not part of the text returned. For ``LLM`` alone.
-        stop_token_ids: further token ids that end the output.
+        stop: strings (or one) that end the output; they are not part of the text returned. For ``LLM`` alone.
+        stop_token_ids: further token ids (or one) that end the output.
         repetition_penalty: r > 1 disfavours every token of prompt and output: its logit l becomes l / r where l > 0 and
             l * r elsewhere (Keskar et al. 2019, as transformers and vLLM have it).
         presence_penalty: taken off the logit of every token that the output has.
@@ -52,28 +55,33 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
+        # The penalties' bounds leave every float32 logit finite.
         checks = (
-            (self.temperature >= 0.0, "temperature", self.temperature, "at least 0"),
-            (self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps every token)"),
-            (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]"),
-            (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]"),
-            (self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1"),
-            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "between 0 and max_tokens"),
-            ("" not in self.stop, "stop", self.stop, "non-empty strings"),
-            # Bounds that leave every float32 logit finite.
-            (0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", self.repetition_penalty, "in [0.01, 100]"),
-            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "in [-2, 2]"),
-            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "in [-2, 2]"),
-            (self.logprobs is None or _is_count(self.logprobs, 0), "logprobs", self.logprobs, "None or at least 0"),
-            (_is_count(self.n, 1), "n", self.n, "a whole number, at least 1"),
+            ("temperature", _is_within(self.temperature, 0.0, math.inf), "a finite number, at least 0"),
+            ("top_k", _is_count(self.top_k, 0), "a whole number, at least 0 (0 keeps every token)"),
+            ("top_p", _is_within(self.top_p, 0.0, 1.0) and self.top_p > 0.0, "in (0, 1]"),
+            ("min_p", _is_within(self.min_p, 0.0, 1.0), "in [0, 1]"),
+            ("seed", self.seed is None or isinstance(self.seed, Integral), "None or a whole number"),
+            ("max_tokens", _is_count(self.max_tokens, 1), "a whole number, at least 1"),
+            ("min_tokens", _is_count(self.min_tokens, 0), "a whole number, at least 0"),
+            ("ignore_eos", isinstance(self.ignore_eos, bool), "True or False"),
+            ("stop", all(isinstance(each, str) and each for each in self.stop), "non-empty strings"),
+            ("stop_token_ids", all(_is_count(each, 0) for each in self.stop_token_ids), "token ids"),
+            ("repetition_penalty", _is_within(self.repetition_penalty, 0.01, 100.0), "in [0.01, 100]"),
+            ("presence_penalty", _is_within(self.presence_penalty, -2.0, 2.0), "in [-2, 2]"),
+            ("frequency_penalty", _is_within(self.frequency_penalty, -2.0, 2.0), "in [-2, 2]"),
+            ("logprobs", self.logprobs is None or _is_count(self.logprobs, 0), "None or a whole number, at least 0"),
+            ("n", _is_count(self.n, 1), "a whole number, at least 1"),
         )
-        for holds, name, value, allowed in checks:
+        for name, holds, allowed in checks:
             if not holds:
-                raise ValueError(f"SamplingParams.{name} is {value!r}; it must be {allowed}")
+                raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be {allowed}")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"SamplingParams.min_tokens is {self.min_tokens}, more than max_tokens = {self.max_tokens}"
+            )
 
     @property
     def is_special(self) -> bool:
@@ -87,4 +95,12 @@ class SamplingParams:
 
 
 def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_within(value: object, least: float, most: float) -> bool:
+    return isinstance(value, Real) and math.isfinite(value) and least <= float(value) <= most
+
+
+def _as_tuple(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
+import engine.llm as llm_module
 from engine import LLM, SamplingParams
 from engine.text_stream import TextStream
 from engine.tokenizer import Tokenizer
@@ -41,11 +42,47 @@ def test_outputs_come_in_the_order_of_the_prompts_duplicates_included(llm: LLM) 
     assert [len(output["token_ids"]) for output in outputs] == [12] * 3
 
 
-def test_a_second_generate_returns_its_own_requests(llm: LLM) -> None:
-    first = llm.generate(["Hello"], GREEDY, use_tqdm=False)
-    second = llm.generate(["Good evening"], GREEDY, use_tqdm=False)
-    assert first[0].request_id != second[0].request_id
-    assert first[0].prompt_token_ids != second[0].prompt_token_ids
+def test_chat_prompts_stand_beside_texts_and_token_ids(llm: LLM) -> None:
+    message = [{"role": "user", "content": "What is the capital of France?"}]
+    prompts = [message, "The capital of France is", llm.tokenizer.encode("1, 2, 3,")]  # type: ignore[union-attr]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+    assert ["Paris" in output.text for output in outputs] == [True, True, False]
+    assert outputs[0].token_ids == llm.chat(message, GREEDY, use_tqdm=False)[0].token_ids
+    assert outputs[2].text.startswith(" 4")
+
+
+def test_the_progress_bar_counts_what_is_done(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = []
+    make = llm_module._progress_bar
+    monkeypatch.setattr(llm_module, "_progress_bar", lambda total: bars.append(make(total)) or bars[-1])
+    tiny.generate([[1, 2], [3, 4], [5]], [replace(GREEDY, n=2), GREEDY, GREEDY])
+    tiny.generate([[1, 2]], GREEDY, use_tqdm=False)
+    assert [(bar.tasks[0].completed, bar.tasks[0].total) for bar in bars] == [(4, 4)]
+
+
+def test_a_generate_that_is_interrupted_or_does_not_fit_the_line_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = LLM("random:tiny-llama", backend="torch", num_threads=1, num_kv_blocks=64, max_queue=3, max_num_seqs=2)
+    (expected,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match=r"3 requests wait already \(max_queue = 3\)"):
+        llm.generate([[1, 2, 3]] * 4, GREEDY, use_tqdm=False)
+    assert llm.is_finished()
+    assert llm.core.counters()["refused"] == 1
+
+    def interrupt(*_: object) -> None:
+        if llm.core.scheduler.num_steps % 5 == 4:
+            raise KeyboardInterrupt
+
+    execute = llm.core.executor.execute
+    monkeypatch.setattr(llm.core.executor, "execute", lambda batch: interrupt() or execute(batch))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2, 3]] * 3, GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    assert llm.is_finished()
+    assert llm.core.scheduler.block_manager.num_used_blocks == 0
+    (again,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    assert again.token_ids == expected.token_ids
 
 
 def test_deltas_join_to_the_whole_and_stamps_are_there(llm: LLM) -> None:
@@ -106,6 +143,14 @@ def test_an_aborted_request_is_told_and_gives_its_blocks_back(tiny: LLM) -> None
         ([1 << 30], GREEDY, "vocabulary"),
         ("text", GREEDY, "no tokenizer"),
         ([1, 2], [GREEDY, GREEDY], "one each"),
+        (
+            [1.7, 2],
+            GREEDY,
+            r"a prompt is \[1.7, 2\]; it must be a text, a list of token ids or a list of chat messages",
+        ),
+        (3, GREEDY, "a prompt is 3; it must be"),
+        ([{"role": "user", "content": "Hi"}], GREEDY, "no tokenizer"),
+        ([1, 2], ["greedy"], r"sampling_params has 'greedy'; give SamplingParams"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_left_behind(tiny: LLM, prompt: object, params: object, message: str) -> None:

@@ -237,8 +237,24 @@ def test_of_equal_logits_the_lower_ids_are_listed() -> None:
         ("logprobs", True),
         ("n", 0),
         ("n", 1.5),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("top_k", 2.5),
+        ("top_p", None),
+        ("max_tokens", 2.5),
+        ("min_tokens", 65),
+        ("seed", 1.5),
+        ("ignore_eos", "no"),
+        ("stop", [1]),
+        ("stop", [""]),
+        ("stop_token_ids", ["a"]),
     ],
 )
 def test_options_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"SamplingParams.{name} is"):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_one_end_needs_no_list_and_numpys_numbers_are_numbers() -> None:
+    params = SamplingParams(stop="x", stop_token_ids=5, max_tokens=np.int64(3), temperature=np.float32(0.5))  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids, params.max_tokens, params.temperature) == (("x",), (5,), 3, 0.5)
