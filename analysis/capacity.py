@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from analysis.intervals import TooShort
+from analysis.machine_speed import Wobble
 from analysis.runs import Run
 
 Floats = NDArray[np.float64]
@@ -50,7 +51,7 @@ class Capacity:
 class Drift:
     """How much longer the same requests took the second time: ``ratio`` (after / before - 1) with a confidence interval.
 
-    ``verdict``: ``drifted`` where the ratio is more than 5 % from 0, else ``steady``.
+    ``wobble`` is the machine's between runs (relative standard deviation; nan where not known), which the interval holds.
     """
 
     ratio: float
@@ -58,19 +59,25 @@ class Drift:
     high: float
     n: int
     confidence: float
+    wobble: float = math.nan
 
     @property
     def drifted(self) -> bool:
-        return abs(self.ratio) > DRIFT_LIMIT
+        return self.verdict == "drifted"
 
     @property
     def verdict(self) -> str:
-        return "drifted" if self.drifted else "steady"
+        """``drifted`` where the whole interval is more than 5 % from 0, ``steady`` where all of it is less, else
+        ``undecided``."""
+        if self.low > DRIFT_LIMIT or self.high < -DRIFT_LIMIT:
+            return "drifted"
+        return "steady" if self.low >= -DRIFT_LIMIT and self.high <= DRIFT_LIMIT else "undecided"
 
     def __str__(self) -> str:
+        known = "" if math.isnan(self.wobble) else f"; the machine wobbles by {100 * self.wobble:.2g} % between runs"
         return (
             f"{self.verdict}: the same {self.n} requests took {100 * self.ratio:+.2g} % time "
-            f"({100 * self.confidence:g} % confidence {100 * self.low:+.2g} to {100 * self.high:+.2g} %)"
+            f"({100 * self.confidence:g} % confidence {100 * self.low:+.2g} to {100 * self.high:+.2g} %{known})"
         )
 
 
@@ -131,12 +138,13 @@ def saturated(run: Run) -> tuple[float, float]:
     return float(longest["start_s"]), float(longest["end_s"])
 
 
-def drift(before: Run, after: Run, confidence: float = 0.95) -> Drift:
+def drift(before: Run, after: Run, confidence: float = 0.95, wobble: Wobble | None = None) -> Drift:
     """Compare two saturated runs of one request list: the time that the same completed requests took.
 
     The requests that completed in both, in the order in which they completed before, are cut into batches; each batch took
     a time before and a time after, and the interval is Student's t over the batches' log ratios. What differs between
-    requests cancels. Requests of both warm-ups are left out.
+    requests cancels. Requests of both warm-ups are left out. ``wobble``, how much the machine's speed differs between any
+    two runs, widens the interval: without it a machine that is faster now and then looks as if it drifted.
 
     Raises:
         TooShort: fewer than 25 requests completed in both.
@@ -157,12 +165,15 @@ def drift(before: Run, after: Run, confidence: float = 0.95) -> Drift:
     used = spans[(spans > 0).all(axis=1)]
     logs = np.log(used[:, 1] / used[:, 0])
     half = float(stats.t.ppf((1 + confidence) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    if wobble is not None:
+        half = math.hypot(half, wobble.half_width(confidence))
     return Drift(
         ratio,
         (1 + ratio) * math.exp(-half) - 1,
         (1 + ratio) * math.exp(half) - 1,
         n,
         confidence,
+        math.nan if wobble is None else wobble.spread,
     )
 
 

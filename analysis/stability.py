@@ -1,4 +1,4 @@
-"""Whether a run had a steady state to measure: its backlog did not grow, and the machine stayed the same.
+"""Whether a run had a steady state to measure: its backlog did not grow, and nothing in it had a trend.
 
 A growing backlog is judged against what chance alone makes of it: over n arrivals the difference between what came and
 what a busy server completes has variance n (ca^2 + cs^2). A slope test that takes the backlog's points as independent
@@ -111,36 +111,6 @@ def squared_cv(x: ArrayLike) -> float:
     if values.size < 2 or values.mean() == 0:
         return 0.0
     return float(values.var(ddof=1) / values.mean() ** 2)
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Relative change of a calibration, with an interval where both ends had one."""
-
-    change: float
-    low: float
-    high: float
-    verdict: str  # "steady", "drifted", or "undecided" where the interval reaches over the tolerance
-
-
-def drift(before: Estimate | float, after: Estimate | float, tolerance: float = 0.05) -> Drift:
-    """Whether two calibrations (before and after a sweep) lie more than ``tolerance`` apart.
-
-    With plain numbers the change alone decides. With estimates "undecided" is added for a change within the tolerance
-    whose interval (delta method, the two independent) is not.
-    """
-    first = before.mean if isinstance(before, Estimate) else float(before)
-    second = after.mean if isinstance(after, Estimate) else float(after)
-    if first <= 0 or second <= 0:
-        raise ValueError(f"calibrations are positive, found {first} and {second}")
-    ratio = second / first
-    relative = math.hypot(
-        before.half_width / first if isinstance(before, Estimate) else 0.0,
-        after.half_width / second if isinstance(after, Estimate) else 0.0,
-    )
-    low, high = ratio * (1 - relative) - 1, ratio * (1 + relative) - 1
-    verdict = "drifted" if abs(ratio - 1) > tolerance else "undecided" if max(-low, high) > tolerance else "steady"
-    return Drift(ratio - 1, low, high, verdict)
 
 
 def residual_trend(t: ArrayLike, residual: ArrayLike, confidence: float = 0.95) -> Estimate:

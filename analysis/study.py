@@ -7,14 +7,15 @@ the same engine options, its step times from any grid with the same execution fi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.capacity import Capacity, Drift, capacity, drift
 from analysis.fit.step_time import StepTimeModel, fit_step_time
+from analysis.machine_speed import Wobble, step_time_level, wobble
 from analysis.runs import Run, find_runs, open_run
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ class Calibration:
     grid: Run | None
     before: Run | None
     after: Run | None
+    wobble: Callable[[], Wobble | None] = lambda: None  # of the machine during the study
 
     @property
     def runs(self) -> Iterator[Run]:
@@ -50,7 +52,9 @@ class Calibration:
     @cached_property
     def drift(self) -> Drift | ValueError | None:
         """How much slower the same requests were after the sweep than before it."""
-        return None if self.before is None or self.after is None else _or_reason(drift, self.before, self.after)
+        if self.before is None or self.after is None:
+            return None
+        return _or_reason(partial(drift, wobble=self.wobble()), self.before, self.after)
 
     @cached_property
     def step_time(self) -> StepTimeModel | ValueError | None:
@@ -76,13 +80,7 @@ class StudyResults:
 
     def calibration_of(self, run: Run) -> Calibration | None:
         """The calibration that holds ``run``'s capacity: same mix and engine, or the experiment its load refers to."""
-        spec = run.meta.get("spec") or {}
-        mix = mix_of(spec)
-        for calibration in self.calibrations:
-            if mix_of(calibration.spec) == mix:
-                return calibration
-        wanted = spec.get("load_of") or spec.get("experiment")
-        return next((c for c in self.calibrations if c.label == wanted), None)
+        return _calibration_of(run, self.calibrations)
 
     def step_time_of(self, run: Run) -> StepTimeModel | None:
         """A step-time model of the same execution fingerprint (its own calibration's first)."""
@@ -114,16 +112,43 @@ def open_study(results: str | Path) -> StudyResults:
     if not measured:
         raise ValueError(f"{root} holds no measured run (a folder with a run.json of kind 'measurement')")
     measured.sort(key=_made_at)
+
+    @cache
+    def machine_wobble() -> Wobble | None:
+        return wobble([_levels(calibration, measured, calibrations) for calibration in calibrations])
+
     calibrations = tuple(
-        Calibration(label, parts.get("grid"), parts.get("saturated-before"), parts.get("saturated-after"))
+        Calibration(
+            label, parts.get("grid"), parts.get("saturated-before"), parts.get("saturated-after"), machine_wobble
+        )
         for label, parts in saturated.items()
     )
     return StudyResults(root, str(measured[0].meta.get("study", root.name)), tuple(measured), calibrations)
 
 
-def _or_reason(statement: Callable[..., T], *runs: Run | list[Run]) -> T | ValueError:
+def _calibration_of(run: Run, calibrations: Sequence[Calibration]) -> Calibration | None:
+    spec = run.meta.get("spec") or {}
+    mix = mix_of(spec)
+    for calibration in calibrations:
+        if mix_of(calibration.spec) == mix:
+            return calibration
+    wanted = spec.get("load_of") or spec.get("experiment")
+    return next((calibration for calibration in calibrations if calibration.label == wanted), None)
+
+
+def _levels(calibration: Calibration, measured: Sequence[Run], calibrations: Sequence[Calibration]) -> list[float]:
+    """Step-time levels of the loop before, the runs of this mix and the loop after, as far as they show one."""
+    model = calibration.step_time
+    if not isinstance(model, StepTimeModel):
+        return []
+    own = [run for run in measured if _calibration_of(run, calibrations) is calibration]
+    found = [_or_reason(step_time_level, run, model) for run in (calibration.before, *own, calibration.after) if run]
+    return [level for level in found if isinstance(level, float)]
+
+
+def _or_reason(statement: Callable[..., T], *of: object) -> T | ValueError:
     try:
-        return statement(*runs)
+        return statement(*of)
     except ValueError as reason:  # TooShort is one
         return reason
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -24,7 +25,7 @@ from analysis.runs import Run
 from analysis.stability import Stability, stability
 from analysis.study import name_of, seats_of
 from analysis.tails import QuantileInterval, TooFewSamples, quantile_interval
-from workload.records import lag_verdict
+from workload.records import LAG_LIMIT_S, LATE_LIMIT, lag_verdict, late_bounds, late_verdict
 
 Array = NDArray[np.float64]
 
@@ -94,7 +95,8 @@ class RunSummary:
     measured: Counts  # of the measure phase
     load: Load
     stability: Stability
-    lag: dict[str, Any]
+    lag: dict[str, Any]  # records.lag_verdict
+    lag_share: dict[str, float]  # of the mean ttft and e2e of the requests that have them; nan without any
     little: LittlesLaw
     ttft: Latency
     tpot: Latency
@@ -110,9 +112,14 @@ class RunSummary:
         return self.stability.verdict != "unstable" and self.status == "complete"
 
     @property
+    def fell_behind(self) -> bool:
+        """Whether the generator demonstrably sent too late."""
+        return str(self.lag.get("verdict", "")).startswith("fell behind")
+
+    @property
     def kept_up(self) -> bool:
-        """Whether the generator sent on time."""
-        return not str(self.lag.get("verdict", "")).startswith("fell behind")
+        """Whether nothing shows that the generator sent too late."""
+        return not self.fell_behind
 
     @property
     def failures(self) -> list[str]:
@@ -122,8 +129,8 @@ class RunSummary:
             found.append(f"{self.name}: the run is {self.status}")
         if self.stability.verdict == "unstable":
             found.append(f"{self.name}: unstable (backlog grew by {self.stability.growth:.0f} requests)")
-        if not self.kept_up:
-            found.append(f"{self.name}: the generator {self.lag['verdict']}")
+        if self.fell_behind:
+            found.append(f"{self.name}: the generator {lag_words(self)}")
         if self.little.verdict.startswith("open"):
             found.append(f"{self.name}: Little's law is {self.little.verdict}")
         if self.slo is not None and self.slo.verdict == "missed":
@@ -161,7 +168,8 @@ def summarize(run: Run) -> RunSummary:
         measured=measured,
         load=_load(run, measured, start, end),
         stability=state,
-        lag=meta.get("lag") or lag_verdict(run.requests["lag"].dropna().tolist()),
+        lag=_lag(run),
+        lag_share=_lag_share(requests, durations),
         little=littles_law(run),
         ttft=describe(durations["ttft"], averaged),
         tpot=describe(durations["tpot"], averaged, missing="undefined"),
@@ -193,6 +201,56 @@ def latencies(run: Run) -> dict[str, Array]:
     # A first token that came counts, even where the request itself was cut off by the end of the run.
     ttft = np.where(np.isnan(first) | (~normal & requests["finish_reason"].notna()), np.inf, first - intended)
     return {"ttft": ttft, "tpot": np.where(normal, tpot, np.inf), "e2e": e2e}
+
+
+def lag_words(summary: RunSummary) -> str:
+    """Whether the generator kept up, on what evidence, and how much of the mean latencies is its lag."""
+    lag = summary.lag
+    verdict = str(lag.get("verdict", "unknown")).split(":")[0]
+    if not lag.get("count") or "late" not in lag:
+        return verdict
+    words = f"{verdict} ({lag['late']} of {lag['count']} sends later than {1e3 * LAG_LIMIT_S:g} ms"
+    if summary.fell_behind and lag.get("run_delay_s", 0.0) >= lag["count"] * LAG_LIMIT_S * LATE_LIMIT:
+        words += f", other programs kept its processor for {lag['run_delay_s']:.2g} s"
+    if summary.stable:
+        shares = [f"{_share(share)} of mean {name.upper()}" for name, share in summary.lag_share.items()]
+        words += f"; lag is {' and '.join(shares)}"
+    return words + ")"
+
+
+def pooled_lag(summaries: Sequence[RunSummary]) -> str:
+    """One verdict on the generator from the sends of all runs, each run's counted at what they are worth."""
+    known = [summary.lag for summary in summaries if "effective_count" in summary.lag]
+    if not known:
+        return "unknown: no lag was recorded"
+    worth = [lag["effective_count"] / lag["count"] for lag in known]
+    late = sum(lag["late"] * each for lag, each in zip(known, worth, strict=True))
+    return late_verdict(*late_bounds(late, sum(lag["effective_count"] for lag in known)))
+
+
+def _lag(run: Run) -> dict[str, Any]:
+    """The verdict on the lags in the rows, in order of sending; where there are none, what the record says of them."""
+    rows = run.requests[["sent_s", "lag"]].dropna().sort_values("sent_s", kind="stable")
+    recorded = run.meta.get("lag")
+    if rows.empty and recorded is not None:
+        return dict(recorded)
+    before, after = ((run.meta.get(when) or {}).get("run_delay_s", math.nan) for when in ("load_before", "load_after"))
+    return {**lag_verdict(rows["lag"].tolist()), "run_delay_s": after - before}
+
+
+def _lag_share(requests: pd.DataFrame, durations: Mapping[str, Array]) -> dict[str, float]:
+    """Sum of the lags over the sum of the durations of the same requests: the lag's part of their mean."""
+    lag = requests["lag"].to_numpy(dtype=float, na_value=np.nan)
+    found = {}
+    for name in ("ttft", "e2e"):
+        both = np.isfinite(lag) & np.isfinite(durations[name])
+        total = float(durations[name][both].sum())
+        found[name] = float(lag[both].sum()) / total if total > 0 else math.nan
+    return found
+
+
+def _share(share: float) -> str:
+    return "an unknown part" if math.isnan(share) else "less than 0.01 %" if share < 5e-5 else f"{100 * share:.2g} %"
 
 
 def describe(values: Array, averaged: bool = True, missing: str = "censored") -> Latency:

@@ -21,7 +21,9 @@ from workload.targets.base import Target, TargetEvent, TargetFailed
 HOUSEKEEPING_S = 0.5  # rows are flushed and progress is told this often, where no deadline is near
 QUIET_S = 20e-3  # a deadline nearer than this postpones housekeeping (a flush can take 10 ms),
 OVERDUE_S = 5.0  # but not for longer than this.
-QUIET_ROWS, BUSY_ROWS = 400, 100  # rows written at once in a quiet moment (3 ms), and between deadlines (1 ms)
+QUIET_ROWS = 400  # rows written at once in a quiet moment (3 ms).
+BUSY_ROWS = 25  # Between deadlines so few (0.1 ms), but at once when they are there: after seconds without a flush its
+BUSY_S = 0.5e-3  # code and data have left the caches and it takes 5 to 25 ms. The gap that such a flush needs.
 DRAIN_LIMIT_S = 60.0  # how long a target may take to confirm that what was left over has been aborted
 
 
@@ -130,6 +132,8 @@ class Driver:
             is_quiet = due_s - now_s > QUIET_S
             if overdue_s >= 0 and (is_quiet or overdue_s > OVERDUE_S):
                 self._housekeep(now_s, QUIET_ROWS if is_quiet else BUSY_ROWS)
+            elif due_s - now_s > BUSY_S and self._tables.waiting >= BUSY_ROWS:
+                self._tables.flush(BUSY_ROWS)
             wake_s = min(due_s, max(self._housekeeping_s, now_s + QUIET_S), self._deadline_s(), gives_up_s)
             self._target.wait(self._origin_s + wake_s)
 
@@ -141,7 +145,10 @@ class Driver:
     def _is_over(self) -> bool:
         if self._loop.exhausted and not self._in_flight and not self._capped:
             return True
-        if not self._reached(self._phases.measure_end_s):
+        measure_end_s = self._phases.measure_end_s
+        if (
+            not self._reached(measure_end_s) or self._loop.next_due() < measure_end_s
+        ):  # however late, it belongs to the run
             return False
         return self._measured_open == 0 or self._reached(self._phases.measure_end_s + self._cooldown_limit_s)
 

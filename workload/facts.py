@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -63,9 +64,17 @@ def machine() -> dict[str, Any]:
 
 
 def load_state() -> dict[str, float]:
-    """Load average and the seconds of processor time taken by other guests (steal) since boot."""
+    """Load average, the seconds of processor time taken by other guests (steal) since boot, and the seconds that this
+    thread was ready to run and had no processor since it began (nan where the system doesn't count them)."""
     steal = getattr(psutil.cpu_times(), "steal", 0.0)
-    return {"load_1min": os.getloadavg()[0], "steal_s": steal}
+    return {"load_1min": os.getloadavg()[0], "steal_s": steal, "run_delay_s": _run_delay_s()}
+
+
+def _run_delay_s() -> float:
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return math.nan
 
 
 def _git(folder: Path, *arguments: str) -> str:

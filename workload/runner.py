@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,11 @@ from workload.offering import LIST_LENGTH, Offering, keeps_prompts, offer, reque
 from workload.phases import Phases
 from workload.plan import run_lengths
 from workload.reporting import Reporter
+from workload.run_directory import ClientTables
 from workload.study_keys import CalibrationKeys
 from workload.targets.base import Target
 
-GRID_EXPECTED_S = 5.0  # a round, roughly
+GRID_EXPECTED_S = 10.0  # a round, roughly
 WARM_UP_PROMPTS = (8, 64, 8)
 LONGER_LOOPS = (1, 3, 9)  # times calibration.seconds, where the saturated loop completed too few requests
 
@@ -209,17 +211,19 @@ class _Session:
         self._max_model_len = int(target.info["max_model_len"])
 
     def warm_up(self) -> None:
-        """Untimed: let the engine touch its pages and shapes. Nothing is recorded."""
-        self._target.start_run(None, self._target.now())
+        """Untimed: let the engine touch its pages and shapes, and both sides load what writes the tables. Nothing is kept."""
         loop = warm_up_requests(self._vocabulary.source(0), WARM_UP_PROMPTS)
-        while not loop.exhausted:
-            while loop.next_due() < float("inf"):
-                self._target.submit(loop.take().request)
-            self._target.wait(self._target.now() + 1.0)
-            for event in self._target.next_events():
-                if event.finish_reason is not None:
-                    loop.on_end(event.request_id, 0.0)
-        self._target.finish_run()
+        with tempfile.TemporaryDirectory() as folder:
+            ClientTables(Path(folder), 0.0).close()
+            self._target.start_run(Path(folder), self._target.now())
+            while not loop.exhausted:
+                while loop.next_due() < float("inf"):
+                    self._target.submit(loop.take().request)
+                self._target.wait(self._target.now() + 1.0)
+                for event in self._target.next_events():
+                    if event.finish_reason is not None:
+                        loop.on_end(event.request_id, 0.0)
+            self._target.finish_run()
 
     def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
         loop = step_grid(

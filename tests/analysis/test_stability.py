@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.intervals import Estimate
 from analysis.runs import Run
-from analysis.stability import backlog_stability, backlog_test, drift, residual_trend, squared_cv, stability
+from analysis.stability import backlog_stability, backlog_test, residual_trend, squared_cv, stability
 
 Array = NDArray[np.float64]
 
@@ -78,16 +77,6 @@ def test_squared_cv_of_known_samples() -> None:
     assert squared_cv([2.0, 4.0]) == pytest.approx(2 / 9)
     assert squared_cv([1.0]) == 0.0
     assert squared_cv(np.random.default_rng(0).exponential(size=200_000)) == pytest.approx(1.0, abs=0.03)
-
-
-def test_drift_beyond_five_percent() -> None:
-    assert drift(10.0, 10.4).verdict == "steady"
-    assert drift(10.0, 9.4).verdict == "drifted"
-    wide = Estimate(10.0, 0.6, 5, 5.0, 0.95, "t")
-    assert drift(wide, wide).verdict == "undecided"
-    assert drift(wide, wide).high == pytest.approx(np.hypot(0.06, 0.06))
-    with pytest.raises(ValueError, match="positive"):
-        drift(0.0, 1.0)
 
 
 def test_a_trend_in_the_residuals_is_found_and_not_invented() -> None:

@@ -137,6 +137,28 @@ def test_a_stalled_generator_shows_in_the_latency_from_the_intended_arrival(tmp_
     assert ((late["first_token_s"] - late["intended_s"]) >= late["lag"]).all()
 
 
+def test_a_generator_that_hangs_over_the_end_of_the_run_still_sends_all_that_was_measured(tmp_path: Path) -> None:
+    target = inline_target(max_num_seqs=64)
+
+    class Stalled(OpenLoop):
+        def take(self):  # type: ignore[no-untyped-def]
+            if self._next == 0:
+                target._clock.time_s += 5.0
+            return super().take()
+
+    loop = Stalled(np.arange(0.5, 4.0, 0.5), request_list([2] * 7))
+    _, rows = drive(target, loop, tmp_path, Phases(0.0, 2.9))
+    assert (rows["phase"] == "measure").sum() == 5
+    origin_passed = OpenLoop(np.array([0.5, 1.0]), request_list([2] * 2))
+    late = inline_target()
+    directory = RunDirectory(tmp_path / "late")
+    tables = ClientTables(directory.path, 0.0)
+    late._clock.time_s = 3.0  # what came before the run took until after its end
+    result = Driver(late, origin_passed, Phases(0.0, 2.0), tables, origin_s=0.0).run()
+    assert result.counts == {"length": 2}
+    assert min(result.lags) == pytest.approx(2.0)
+
+
 def test_the_wait_for_the_users_own_cap_is_in_the_latency_and_apart_from_lag(tmp_path: Path) -> None:
     times = np.arange(0.0, 1.0, 0.025)  # 40 a second
     _, rows = drive(

@@ -201,7 +201,7 @@ def test_a_study_too_short_to_say_anything_is_told_in_one_line(
     study.write_text(
         study.read_text()
         .replace("warmup: {seconds: 0.5}", "warmup: {seconds: 0}")
-        .replace("{seconds: 2}", "{requests: 1}")
+        .replace("{seconds: 2}", "{seconds: 0.001}")
     )
     assert main([str(study), "--out", str(tmp_path / "results"), "--quiet"]) == 3
     error = capsys.readouterr().err.strip()

@@ -46,7 +46,7 @@ class Target(Protocol):
     def abort(self, request_id: str) -> None: ...
 
     def wait(self, until_s: float) -> None:
-        """Return when news may be there or, precisely, at ``until_s``, whichever comes first."""
+        """Return when news may be there or, precisely, at ``until_s``, or sooner; the caller asks again."""
         ...
 
     def next_events(self) -> list[TargetEvent]:
