@@ -28,9 +28,9 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.evictions = 0
-        self.hit_tokens = 0
-        self.looked_up_tokens = 0
+        self.evictions = 0  # blocks whose content was forgotten for a new use
+        self.looked_up_tokens = 0  # of all admissions, those after a preemption included
+        self.hit_tokens = 0  # of these, found in the cache
         self._ref_count = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(num_blocks))
         self._key_of: list[ContentKey | None] = [None] * num_blocks
@@ -44,6 +44,11 @@ class BlockManager:
     @property
     def num_used_blocks(self) -> int:
         return self.num_blocks - len(self._free)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the tokens of all admissions that the prefix cache had; NaN before the first."""
+        return self.hit_tokens / self.looked_up_tokens if self.looked_up_tokens else float("nan")
 
     def ref_count(self, block: int) -> int:
         """How many sequences hold ``block``."""

@@ -268,7 +268,8 @@ class LLM:
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError(f"{self.config.model} has no tokenizer: give prompts as token ids, without stop strings")
+            what = self.config.model if self.config.executor == "model" else f"executor: {self.config.executor}"
+            raise ValueError(f"{what} has no tokenizer: give prompts as token ids, without stop strings")
         return self.tokenizer
 
 

@@ -35,7 +35,7 @@ def stream_seed(engine_seed: int, request_id: str) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that decides the token at ``position`` of the stream ``seed``."""
-    bits = np.random.Philox(key=seed % (1 << 128), counter=position)
+    bits = np.random.Philox(key=int(seed) % (1 << 128), counter=position)
     return float(np.random.Generator(bits).random())
 
 

@@ -59,7 +59,7 @@ def test_a_shared_prefix_is_held_twice_and_stored_once() -> None:
     assert two.block_table[:2] == one.block_table[:2]
     assert [manager.ref_count(block) for block in one.block_table] == [2, 2, 1]
     assert manager.num_used_blocks == 4
-    assert (manager.hit_tokens, manager.looked_up_tokens) == (4, 12)
+    assert (manager.hit_tokens, manager.looked_up_tokens, manager.hit_rate) == (4, 12, 4 / 12)
     manager.release(one)
     assert [manager.ref_count(block) for block in two.block_table] == [1, 1, 1]
     manager.release(two)

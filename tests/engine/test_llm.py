@@ -317,6 +317,8 @@ def test_log_probabilities_of_an_executor_without_a_model_are_refused() -> None:
     llm = LLM(executor="emulated", step_time={"base_s": 1e-4}, num_kv_blocks=64)
     with pytest.raises(ValueError, match="logprobs = 1; EmulatedExecutor has no probabilities"):
         llm.add_request([1, 2], SamplingParams(logprobs=1))
+    with pytest.raises(ValueError, match="executor: emulated has no tokenizer: give prompts as token ids"):
+        llm.generate(["text"], use_tqdm=False)
 
 
 @pytest.mark.parametrize(("attention", "caching"), [("sdpa", True), ("reference", True), ("sdpa", False)])

@@ -143,6 +143,7 @@ def test_streams_are_uniform_along_positions_and_across_requests() -> None:
         assert abs(lagged) < 4 / np.sqrt(3000)
     assert uniform(-1, 0) != uniform(1, 0)
     assert uniform(2**200 + 3, 0) == uniform(2**200 + 3, 0)
+    assert uniform(np.int64(7), 0) == uniform(7, 0)  # type: ignore[arg-type]
 
 
 def test_tokens_of_no_weight_are_never_drawn_at_the_ends_of_the_unit_interval(monkeypatch: pytest.MonkeyPatch) -> None:
