@@ -1,36 +1,43 @@
 """Does the load generator keep up, and is what it reports the textbook's queue? All in real time, in one table.
 
-    python -m benchmarks.generator [--seconds 60] [--rate 1000] [--traces FOLDER] [--busy] [--repeats 1] [--only PART]
+    python -m benchmarks.generator [--parts queues rates traces] [--cells TEXT] [--seconds 60] [--rate 1000] [--keep FILE]
 
-The target is the stub: a known queue inside the generator's own process, so every deviation is the generator's.
-*queues*: M/M/1, M/D/1 and M/M/3 at rho = .5, .8, .9; the mean wait by the client's stamps (finished - intended - service)
-against theory, and against the band in which the means of so many requests, begun empty, lie for all nine cells together with
-probability 99.5 % (simulated). *rates*: Poisson at 500/s and 5,000/s to a server that takes no time. *traces*: each replayed
-in ``--seconds``. ``--busy`` saturates the other cores with an emulated engine in a process of its own meanwhile.
+The target is the stub: a known queue inside the generator's own process, so every deviation is the generator's or that of the
+machine under it. *queues*: M/M/1, M/D/1 and M/M/3 at rho = .5, .8, .9; the mean wait by the client's stamps (finished -
+intended - service) against theory, and against the band in which the means of so many requests, begun empty, lie for all nine
+cells together with probability 99.5 % (simulated); beside it what is the instrument's: the same path through an exact queue,
+and the delay of sending and of stamping. *rates*: Poisson at 500/s while an engine process saturates the other cores, and at
+5,000/s, to a server that takes no time. *traces*: each replayed in ``--seconds``.
+
+With ``--keep`` cells are added to a file and the table shows everything in it: the nine cells take nine minutes and may be
+measured a few at a time (``--cells M/D/1``); ``--parts`` with nothing behind it only prints. "off core" is the time that the
+generator was ready to run and the system ran something else there: where it is not small, the machine was not its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import multiprocessing
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.queues import MD1, MM1, MMc
+from benchmarks.known_queues import QUEUES, Queue, Waits, wait_band
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
@@ -46,8 +53,7 @@ from workload.traces import read_trace
 
 Array = NDArray[np.float64]
 
-LOADS = (0.5, 0.8, 0.9)
-RATES = (500.0, 5000.0)
+RATES = {"Poisson 500/s beside a busy engine": (500.0, True), "Poisson 5000/s": (5000.0, False)}
 CONFIDENCE = 0.995  # of all cells of the queues together
 TRACES = (  # those of public traces that have arrivals
     "AzureLLMInferenceTrace_conv.csv",
@@ -55,33 +61,41 @@ TRACES = (  # those of public traces that have arrivals
     "servegen_deepseek-r1_client_windows.csv",
 )
 MOST_OF_A_TRACE = 20_000  # rows replayed
+PARTS = ("queues", "rates", "traces")
 
 
 @dataclass(frozen=True)
-class Queue:
-    """One cell: Poisson arrivals, ``c`` servers, exponential or fixed service times, mean service time 1."""
+class Cell:
+    """One row of the table. Lags in ms, processor seconds per 1,000 requests (``work``: without waiting)."""
 
     name: str
-    c: int
-    exponential: bool
-    load: float
+    offered: int
+    sent: int
+    offered_per_s: float
+    sent_per_s: float
+    lag_p50: float
+    lag_p99: float
+    lag_max: float
+    gap_cv: float
+    ks_p: float | None
+    cpu: float
+    work: float
+    off_core_percent: float
+    waits: dict[str, float] | None = None
 
-    def services(self, n: int, rng: np.random.Generator) -> Array:
-        return rng.exponential(size=n) if self.exponential else np.ones(n)
-
-    @property
-    def mean_wait(self) -> float:
-        """In steady state, in mean service times."""
-        if not self.exponential:
-            return float(MD1(self.load, 1.0).Wq)
-        return float(MM1(self.load, 1.0).Wq if self.c == 1 else MMc(self.load * self.c, 1.0, self.c).Wq)
+    def row(self) -> str:
+        ks = "-" if self.ks_p is None else f"{self.ks_p:.3f}"
+        return (
+            f"{self.name:36}{self.offered:8d}{self.sent:8d}{self.offered_per_s:10.2f}{self.sent_per_s:10.2f}"
+            f"{self.lag_p50:8.3f}{self.lag_p99:8.3f}{self.lag_max:8.2f}{self.gap_cv:7.3f}{ks:>7}{self.cpu:7.3f}"
+            f"{self.work:7.3f}{self.off_core_percent:10.2f}"
+        )
 
 
-QUEUES = [
-    Queue(name, c, exponential, load)
-    for name, c, exponential in (("M/M/1", 1, True), ("M/D/1", 1, False), ("M/M/3", 3, True))
-    for load in LOADS
-]
+HEAD = (
+    f"{'cell':36}{'offered':>8}{'sent':>8}{'offered/s':>10}{'sent/s':>10}{'lag p50':>8}{'p99':>8}{'max ms':>8}{'gapCV':>7}"
+    f"{'KS p':>7}{'CPU/k':>7}{'work/k':>7}{'off core %':>11}"
+)
 
 
 class TimedStub(StubTarget):
@@ -97,131 +111,104 @@ class TimedStub(StubTarget):
         self.waited_s += time.process_time() - began_s
 
 
-@dataclass(frozen=True)
-class Replay:
-    """What became of one timeline: stamps in seconds in order of arrival, processor seconds per 1,000 requests."""
-
-    intended: Array
-    sent: Array
-    finished: Array
-    offered: int
-    cpu_s: float
-    work_s: float
-
-    def columns(self, *, poisson: float | None) -> str:
-        """Rates, lag and (for Poisson arrivals of that rate) the gaps, as a part of a row."""
-        lag_ms = (self.sent - self.intended) * 1e3
-        p50, p99 = np.quantile(lag_ms, [0.5, 0.99], method="inverted_cdf")
-        gaps = np.diff(np.concatenate([[0.0], self.sent]))
-        cv = f"{gaps.std() / gaps.mean():7.3f}"
-        ks = "      -" if poisson is None else f"{stats.kstest(gaps, 'expon', args=(0, 1 / poisson)).pvalue:7.3f}"
-        return (
-            f"{self.offered:8d}{len(self.sent):8d}{self.offered / self.intended[-1]:10.2f}"
-            f"{len(self.sent) / self.sent[-1]:10.2f}{p50:8.3f}{p99:8.3f}{lag_ms.max():8.3f}{cv}{ks}"
-            f"{self.cpu_s:8.3f}{self.work_s:8.3f}"
-        )
+def off_core_s() -> float:
+    """Seconds that this thread was ready to run but had no core (Linux's schedstat); nan where the system doesn't say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return math.nan
 
 
-HEAD = (
-    f"{'cell':34}{'offered':>8}{'sent':>8}{'offered/s':>10}{'sent/s':>10}{'lag p50':>8}{'p99':>8}{'max ms':>8}{'gapCV':>7}"
-    f"{'KS p':>7}{'CPU/k':>8}{'work/k':>8}"
-)
+def replay(name: str, times: Array, services: Array, queue: Queue | None = None, poisson: float | None = None) -> Cell:
+    """Send requests at ``times`` to a stub with these service times (seconds), of ``queue``'s servers (else one).
 
-
-def replay(times: Array, services: Array, c: int = 1) -> Replay:
-    """Send requests at ``times`` to a stub of ``c`` servers with these service times (seconds)."""
-    target = TimedStub(iter(services.tolist()), c)
+    ``poisson`` is the rate of Poisson arrivals, whose gaps are then tested as sent.
+    """
+    target = TimedStub(iter(services.tolist()), 1 if queue is None else queue.c)
     prompt = np.array([1, 2, 3], dtype=np.int32)
     loop = OpenLoop(times, RequestList([prompt] * len(times), [1] * len(times)))
     with tempfile.TemporaryDirectory() as folder:
-        began_s = time.process_time()
+        began_s, off_s, wall_s = time.process_time(), off_core_s(), time.monotonic()
         path = measure(target, loop, Phases(0.0, math.inf), Path(folder) / "run", about={}, record_tokens=False)
-        cpu_s = time.process_time() - began_s
+        cpu_s, off_s, wall_s = time.process_time() - began_s, off_core_s() - off_s, time.monotonic() - wall_s
         rows = pq.read_table(path / "requests.parquet").to_pandas()
-    number = rows["request_id"].astype(int).to_numpy()
-    rows = rows.iloc[np.argsort(number)]
-    intended, sent, finished = (rows[f"{name}_s"].to_numpy() for name in ("intended", "sent", "finished"))
-    thousands = len(times) / 1e3
-    work_s = cpu_s - target.waited_s
-    return Replay(intended, sent, finished, len(times), cpu_s / thousands, work_s / thousands)
-
-
-def wait_band(queue: Queue, n: int, draws: int, confidence: float, seed: int) -> tuple[float, float]:
-    """Where the mean wait of ``n`` requests, begun empty, lies with probability ``confidence``; in mean service times.
-
-    ``draws`` runs at once by the Kiefer-Wolfowitz recursion; the logarithms of their means are nearly normal, and the band is
-    that of the normal law.
-    """
-    rng = np.random.default_rng(seed)
-    free_in = np.zeros((draws, queue.c))  # work left on each server, least first
-    total = np.zeros(draws)
-    for begin in range(0, n, 200):
-        count = min(200, n - begin)
-        gaps = rng.exponential(1 / (queue.load * queue.c), (count, draws))
-        services = rng.exponential(size=(count, draws)) if queue.exponential else np.ones((count, draws))
-        for gap, service in zip(gaps, services, strict=True):
-            total += free_in[:, 0]
-            free_in[:, 0] += service
-            if queue.c > 1:
-                free_in.sort(axis=1)
-            free_in -= gap[:, None]
-            np.maximum(free_in, 0.0, out=free_in)
-    logs = np.log(total / n)
-    reach = stats.norm.ppf(0.5 + confidence / 2) * logs.std(ddof=1)
-    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
-
-
-def run_queues(rate: float, seconds: float, draws: int, seed: int) -> None:
-    """The nine cells, all measured before their bands are simulated."""
-    n = round(rate * seconds)
-    measured = []
-    print(
-        f"queues: {n} requests at {rate:g}/s each; CPU/k is processor seconds per 1,000 requests, work/k without waiting"
+    rows = rows.iloc[np.argsort(rows["request_id"].astype(int).to_numpy())]
+    sent, intended = rows["sent_s"].to_numpy(), rows["intended_s"].to_numpy()
+    lag_ms = (sent - intended) * 1e3
+    p50, p99 = np.quantile(lag_ms, [0.5, 0.99], method="inverted_cdf")
+    gaps = np.diff(np.concatenate([[0.0], sent]))
+    return Cell(
+        name=name,
+        offered=len(times),
+        sent=len(sent),
+        offered_per_s=len(times) / float(intended[-1]),
+        sent_per_s=len(sent) / float(sent[-1]),
+        lag_p50=float(p50),
+        lag_p99=float(p99),
+        lag_max=float(lag_ms.max()),
+        gap_cv=float(gaps.std() / gaps.mean()),
+        ks_p=None if poisson is None else float(stats.kstest(gaps, "expon", args=(0, 1 / poisson)).pvalue),
+        cpu=cpu_s / len(times) * 1e3,
+        work=(cpu_s - target.waited_s) / len(times) * 1e3,
+        off_core_percent=100 * off_s / wall_s,
+        waits=None if queue is None else asdict(_waits(queue, services, rows)),
     )
-    print(HEAD)
-    for index, queue in enumerate(QUEUES):
-        times = arrival_times({"process": "poisson", "rate": rate}, n=n, seed=seed + index)
-        mean_s = queue.load * queue.c / rate
-        services = queue.services(n, np.random.default_rng(np.random.SeedSequence(seed + index, spawn_key=(99,))))
-        done = replay(times, services * mean_s, queue.c)
-        waits = done.finished - done.intended - services * mean_s
-        measured.append(float(waits.mean()) / mean_s)
-        print(f"{queue.name + f', rho {queue.load}':34}{done.columns(poisson=rate)}", flush=True)
-    each = 1 - (1 - CONFIDENCE) / len(QUEUES)
-    print(f"mean waits in ms; band: {100 * CONFIDENCE:g} % for the nine together, {draws} draws each")
-    print(f"{'cell':34}{'theory':>10}{'measured':>10}{'band from':>11}{'to':>10}  inside")
-    for index, (queue, wait) in enumerate(zip(QUEUES, measured, strict=True)):
-        low, high = wait_band(queue, n, draws, each, seed + 1000 + index)
-        ms = queue.load * queue.c / rate * 1e3
-        inside = "yes" if low <= wait <= high else "NO"
-        print(
-            f"{queue.name + f', rho {queue.load}':34}{queue.mean_wait * ms:10.4f}{wait * ms:10.4f}{low * ms:11.4f}"
-            f"{high * ms:10.4f}  {inside}",
-            flush=True,
-        )
 
 
-def run_rates(seconds: float, seed: int) -> None:
+def _waits(queue: Queue, services: Array, rows: pd.DataFrame) -> Waits:
+    names = ("intended_s", "received_s", "scheduled_s", "finished_s")
+    return Waits.of(queue, services, *(rows[name].to_numpy() for name in names))
+
+
+def measure_queues(options: argparse.Namespace, seed: int) -> Iterator[Cell]:
+    n = round(options.rate * options.seconds)
+    for index, queue in enumerate(QUEUES.values()):
+        if options.cells in queue.title:
+            times = arrival_times({"process": "poisson", "rate": options.rate}, n=n, seed=seed + index)
+            services = queue.services(n, np.random.default_rng(np.random.SeedSequence(seed + index, spawn_key=(99,))))
+            mean_s = queue.load * queue.c / options.rate
+            yield replay(queue.title, times, services * mean_s, queue, options.rate)
+
+
+def measure_rates(options: argparse.Namespace, seed: int) -> Iterator[Cell]:
     """Poisson arrivals to a server that takes no time."""
-    print("rates")
-    print(HEAD)
-    for rate in RATES:
-        times = arrival_times({"process": "poisson", "rate": rate}, n=round(rate * seconds), seed=seed)
-        done = replay(times, np.zeros(len(times)))
-        print(f"{f'Poisson {rate:g}/s':34}{done.columns(poisson=rate)}", flush=True)
+    for name, (rate, busy) in RATES.items():
+        if options.cells in name:
+            times = arrival_times({"process": "poisson", "rate": rate}, n=round(rate * options.seconds), seed=seed)
+            with busy_cores(options.cores, busy):
+                yield replay(name, times, np.zeros(len(times)), poisson=rate)
 
 
-def run_traces(folder: Path, seconds: float) -> None:
-    """Every trace with arrivals, its time scaled so that it lasts ``seconds``; lag p99 should be at most 1 ms."""
-    print(f"traces: the first {MOST_OF_A_TRACE} rows at most, in {seconds:g} s")
-    print(HEAD)
+def measure_traces(options: argparse.Namespace, seed: int) -> Iterator[Cell]:
+    """Every trace with arrivals, its time scaled so that it lasts ``--seconds``; lag p99 should be at most 1 ms."""
     for name in TRACES:
-        if not (folder / name).is_file():
-            print(f"{name[:33]:34} not in {folder}")
+        if options.cells not in name:
             continue
-        arrivals = read_trace(folder / name, limit=MOST_OF_A_TRACE)["arrival_s"].to_numpy()
-        times = arrivals * (seconds / arrivals[-1])
-        print(f"{name[:33]:34}{replay(times, np.zeros(len(times))).columns(poisson=None)}", flush=True)
+        if not (options.traces / name).is_file():
+            print(f"{name}: not in {options.traces}")
+            continue
+        arrivals = read_trace(options.traces / name, limit=MOST_OF_A_TRACE, seed=seed)["arrival_s"].to_numpy()
+        yield replay(name[:35], arrivals * (options.seconds / arrivals[-1]), np.zeros(len(arrivals)))
+
+
+def print_waits(cells: Sequence[Cell], draws: int) -> None:
+    """Mean waits of the queues against theory, and whose share of the difference is whose."""
+    print(f"mean waits in ms; band: {100 * CONFIDENCE:g} % for the nine cells together, {draws} simulated runs each")
+    head = ("theory", "exact", "by stub", "by client", "sending", "stamping", "band from", "to")
+    print(f"{'cell':36}" + "".join(f"{title:>10}" for title in head) + "  inside")
+    each = 1 - (1 - CONFIDENCE) / len(QUEUES)
+    for number, cell in enumerate(cells):
+        assert cell.waits is not None
+        queue, waits = QUEUES[cell.name], Waits(**cell.waits)
+        ms = queue.load * queue.c / round(cell.offered_per_s, -1) * 1e3
+        shown = [queue.mean_wait * ms] + [
+            seconds * 1e3 for seconds in (waits.exact, waits.stub, waits.claimed, waits.sending, waits.stamping)
+        ]
+        line = f"{cell.name:36}" + "".join(f"{value:10.4f}" for value in shown)
+        if draws:
+            low, high = wait_band(queue, cell.offered, draws, each, 1000 + number)
+            line += f"{low * ms:10.4f}{high * ms:10.4f}  {'yes' if low * ms <= shown[3] <= high * ms else 'NO'}"
+        print(line, flush=True)
 
 
 def keep_busy(cores: tuple[int, ...], ready: Event) -> None:
@@ -250,8 +237,7 @@ def keep_busy(cores: tuple[int, ...], ready: Event) -> None:
 
 @contextmanager
 def busy_cores(cores: Cores, wanted: bool) -> Iterator[None]:
-    """This process on the generator's core, an engine on the others if wanted."""
-    os.sched_setaffinity(0, cores.generator)
+    """An engine on the cores that are not the generator's, if wanted."""
     if not wanted:
         yield
         return
@@ -268,31 +254,51 @@ def busy_cores(cores: Cores, wanted: bool) -> Iterator[None]:
         process.join()
 
 
-def main() -> None:
+def read_kept(path: Path | None) -> dict[str, Cell]:
+    """The cells of earlier goes, by name."""
+    if path is None or not path.exists():
+        return {}
+    return {cell["name"]: Cell(**cell) for cell in json.loads(path.read_text())}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="what is measured")
+    parser.add_argument("--cells", default="", metavar="TEXT", help="only cells with this text in their name")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each cell")
     parser.add_argument("--rate", type=float, default=1000.0, help="requests per second of the queues")
-    parser.add_argument("--draws", type=int, default=1000, help="simulated runs for each band")
-    parser.add_argument("--repeats", type=int, default=1, help="of everything, with other seeds")
+    parser.add_argument("--draws", type=int, default=1000, help="simulated runs for each band; 0: no bands")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="folder of the public traces")
-    parser.add_argument("--busy", action="store_true", help="saturate the other cores with an engine process")
-    parser.add_argument("--only", choices=("queues", "rates", "traces"))
-    options = parser.parse_args()
-    cores = Cores.split()
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    print(f"{platform.platform()}, {os.cpu_count()} cores, generator on {cores.generator}; {packages}")
-    print(f"load average {os.getloadavg()[0]:.2f}; {options.repeats} repeats; other cores busy: {options.busy}")
-    parts: dict[str, Callable[[int], None]] = {
-        "queues": lambda seed: run_queues(options.rate, options.seconds, options.draws, seed),
-        "rates": lambda seed: run_rates(options.seconds, seed),
-        "traces": lambda seed: run_traces(options.traces, options.seconds),
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="add the cells to this file and print all in it")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    options.cores = Cores.split()  # before the generator is pinned to its own
+    parts: dict[str, Callable[[argparse.Namespace, int], Iterator[Cell]]] = {
+        "queues": measure_queues,
+        "rates": measure_rates,
+        "traces": measure_traces,
     }
-    with busy_cores(cores, options.busy):
-        for repeat in range(options.repeats):
-            for name, part in parts.items():
-                if options.only in (None, name):
-                    part(options.seed + 100 * repeat)
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    print(f"{platform.platform()}, {os.cpu_count()} cores, generator on {options.cores.generator}; {packages}")
+    print(f"load average {os.getloadavg()[0]:.2f}; now: {' '.join(options.parts) or 'nothing'} {options.cells}")
+    os.sched_setaffinity(0, options.cores.generator)
+    cells = read_kept(options.keep)
+    for name in options.parts:
+        for cell in parts[name](options, options.seed):
+            print(cell.row(), flush=True)
+            cells[cell.name] = cell
+            if options.keep is not None:
+                options.keep.write_text(json.dumps([asdict(kept) for kept in cells.values()], indent=1))
+    print(f"\n{HEAD}")
+    for cell in cells.values():
+        print(cell.row())
+    queues = [cells[title] for title in QUEUES if title in cells]
+    if queues:
+        print_waits(queues, options.draws)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ class TableWriter:
         for field in schema:  # pyarrow loads pandas at its first conversion: now, not in the middle of a run
             pa.array([None], type=field.type)
 
+    @property
+    def waiting(self) -> int:
+        """Rows in memory, not written yet."""
+        return len(self._rows)
+
     def append(self, row: tuple[Any, ...]) -> None:
         self._rows.append(row)
 

@@ -34,6 +34,11 @@ class ClientTables:
         if self._prompts is not None:
             self._prompts.append((request.request_id, request.prompt_token_ids))
 
+    @property
+    def waiting(self) -> int:
+        """Requests whose rows are not written yet."""
+        return self._requests.waiting
+
     def flush(self, limit: int | None = None) -> bool:
         """Write the rows so far, or ``limit`` of each table; returns whether some are left."""
         left = [table.flush(limit) for table in self._tables()]

@@ -81,6 +81,14 @@ def test_the_shared_mooncake_trace_and_its_hash_ids() -> None:
     assert any("12031 of 12031 rows share their stamp" in note for note in table.attrs["notes"])
 
 
+def test_prefix_blocks_of_one_length_of_none_and_missing_ones(tmp_path: Path) -> None:
+    head = '"timestamp": 0, "input_length": 600, "output_length": 5'
+    for ids in ("[[1, 2], [1, 3]]", "[[], [4]]", "[[1, 2], null]"):
+        rows = [f'{{{head}, "hash_ids": {json.dumps(one)}}}' for one in json.loads(ids)]
+        table = read_trace(write(tmp_path, "m.jsonl", "\n".join(rows)))
+        assert [None if one is None else list(one) for one in table["hash_ids"]] == json.loads(ids)
+
+
 def test_the_shared_servegen_windows_keep_their_rates() -> None:
     path = shared("servegen_deepseek-r1_client_windows.csv")
     table = read_trace(path, seed=3)
