@@ -6,7 +6,8 @@ Target: at most 3 us per running sequence + 20 us a step at 16, 64 and 256 runni
 
 Times are CPU times of the one thread, so that a machine shared with others blurs them less. Cases: *decode* (everybody
 decodes, nobody can join), *kv* (as before, but the head of the line waits for KV blocks and is asked again every step),
-*churn* (outputs of 32 tokens: each step some end and others are admitted).
+*prefix* (as *kv*, and 8,192 tokens of the head's prompt are cached), *churn* (outputs of 32 tokens: each step some end and
+others are admitted).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ BLOCK_SIZE = 16
 PROMPT_TOKENS = 48
 RUNNING = (16, 64, 256)
 WAITING = (0, 10_000)
-CASES = ("decode", "kv", "churn")
+CASES = ("decode", "kv", "prefix", "churn")
+PREFIX_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -86,19 +88,21 @@ def measure(case: str, running: int, waiting: int, repeats: int, steps: int) -> 
 
 def _full_scheduler(case: str, running: int, waiting: int, steps: int) -> Scheduler:
     """All seats taken and decoding, ``waiting`` requests in line (one more seat than requests where KV is short)."""
-    seats = running + (case == "kv")
+    seats = running + (case in ("kv", "prefix"))
     budget = max(seats, 8192)
-    blocks = running * ((PROMPT_TOKENS + steps) // BLOCK_SIZE + 2)  # none runs out of blocks in so many steps
+    prefix = PREFIX_TOKENS if case == "prefix" else 0
+    # none runs out of blocks in so many steps
+    blocks = running * ((PROMPT_TOKENS + steps) // BLOCK_SIZE + 2) + prefix // BLOCK_SIZE
     config = EngineConfig(max_num_seqs=seats, max_num_batched_tokens=budget, watermark=0.0)
     scheduler = Scheduler(config, blocks, BLOCK_SIZE, max_model_len=1 << 22)
     for index in range(running):
-        scheduler.add(_sequence(f"running {index}", _max_tokens(case), index))
+        scheduler.add(_sequence(f"running {index}", _max_tokens(case), index, PROMPT_TOKENS + prefix * (index == 0)))
     tokens = PlaceholderTokens()
     while scheduler.num_waiting or any(seq.num_uncomputed_tokens > 1 for seq in scheduler.running):
         batch = scheduler.schedule()
         scheduler.update(batch, tokens.next_tokens(batch))
     for index in range(waiting):
-        size = blocks * BLOCK_SIZE - 64 if case == "kv" and index == 0 else PROMPT_TOKENS
+        size = blocks * BLOCK_SIZE - 64 if seats > running and index == 0 else PROMPT_TOKENS
         scheduler.add(_sequence(f"waiting {index}", 32, index, size))
     return scheduler
 

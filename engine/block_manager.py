@@ -36,6 +36,9 @@ class BlockManager:
         self._key_of: list[ContentKey | None] = [None] * num_blocks
         self._cached: dict[ContentKey, tuple[int, int]] = {}  # key -> (block, content number)
         self._next_content = 0
+        self._num_releases = 0
+        self._refused: tuple[Sequence, int, int] | None = None  # who was not admitted, keep_free and releases by then
+        self._missing: ContentKey | None = None  # the first block that it would have had to find
 
     @property
     def num_free_blocks(self) -> int:
@@ -62,13 +65,19 @@ class BlockManager:
         """Give ``seq`` blocks for all its known tokens, cached ones first, if ``keep_free`` others stay free.
 
         Sets ``block_table`` and ``num_computed_tokens`` (the cached prefix; at least one token is left to compute).
-        Returns False, with nothing changed, where the blocks are not there.
+        Returns False, with nothing changed, where the blocks are not there. The head of the line asks again in every step;
+        its prompt is looked up again only when a block was released or the next block of its prefix has come.
         """
         assert not seq.block_table
+        attempt = (seq, keep_free, self._num_releases)
+        if attempt == self._refused and self._missing not in self._cached:
+            return False
         cached, parents = self._cached_prefix(seq)
         from_free = sum(self._ref_count[block] == 0 for block in cached)
         fresh = self.blocks_for(seq.num_tokens) - len(cached)
         if len(self._free) - from_free - fresh < keep_free:
+            self._refused = attempt
+            self._missing = self._key(seq, len(cached), parents)
             return False
         for block in cached:
             self._hold(block)
@@ -98,8 +107,7 @@ class BlockManager:
         if not self.enable_prefix_caching or num_tokens < (len(seq.content_numbers) + 1) * size:
             return
         for index in range(len(seq.content_numbers), num_tokens // size):
-            parent = seq.content_numbers[index - 1] if index else _root(seq)
-            key = (parent, tuple(seq.token_ids[index * size : (index + 1) * size]))
+            key = self._key(seq, index, seq.content_numbers)
             known = self._cached.get(key)
             if known is None:
                 known = (seq.block_table[index], self._next_content)
@@ -110,6 +118,7 @@ class BlockManager:
 
     def release(self, seq: Sequence) -> None:
         """Take all blocks from ``seq``, tail first; cached ones stay findable until evicted."""
+        self._num_releases += 1
         for block in reversed(seq.block_table):
             self._ref_count[block] -= 1
             assert self._ref_count[block] >= 0
@@ -125,6 +134,13 @@ class BlockManager:
         """Forget all cached content (between experiments, so that one does not warm the next)."""
         self._cached.clear()
         self._key_of = [None] * self.num_blocks
+        self._refused = None
+
+    def _key(self, seq: Sequence, index: int, numbers: list[int]) -> ContentKey:
+        """What block ``index`` of ``seq`` is found by; ``numbers`` are the content numbers of the blocks before it."""
+        size = self.block_size
+        parent: Hashable = numbers[index - 1] if index else ("root", seq.request.cache_salt)
+        return (parent, tuple(seq.token_ids[index * size : (index + 1) * size]))
 
     def _cached_prefix(self, seq: Sequence) -> tuple[list[int], list[int]]:
         """Blocks and content numbers of the longest cached prefix that leaves a token to compute."""
@@ -132,15 +148,12 @@ class BlockManager:
         numbers: list[int] = []
         if not self.enable_prefix_caching:
             return blocks, numbers
-        size = self.block_size
-        parent: Hashable = _root(seq)
-        for start in range(0, (seq.num_tokens - 1) // size * size, size):
-            found = self._cached.get((parent, tuple(seq.token_ids[start : start + size])))
+        for index in range((seq.num_tokens - 1) // self.block_size):
+            found = self._cached.get(self._key(seq, index, numbers))
             if found is None:
                 break
             blocks.append(found[0])
             numbers.append(found[1])
-            parent = found[1]
         return blocks, numbers
 
     def _hold(self, block: int) -> None:
@@ -157,7 +170,3 @@ class BlockManager:
             self.evictions += 1
         self._ref_count[block] = 1
         return block
-
-
-def _root(seq: Sequence) -> Hashable:
-    return ("root", seq.request.cache_salt)

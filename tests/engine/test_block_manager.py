@@ -146,6 +146,35 @@ def test_a_free_cached_block_that_is_hit_counts_as_taken() -> None:
     assert manager.ref_count(holder.block_table[0]) == 1
 
 
+def test_a_refused_head_is_looked_up_again_only_when_its_answer_may_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = BlockManager(8, 2)
+    holder = _sequence("aabbcc")
+    assert manager.admit(holder)  # nothing computed yet
+    other = _computed(manager, "zzyy")
+    lookups = []
+    find = BlockManager._cached_prefix
+    monkeypatch.setattr(manager, "_cached_prefix", lambda seq: lookups.append(seq) or find(manager, seq))
+    head = _sequence("aabbccdd.")
+
+    def asks(times: int, keep_free: int = 0) -> tuple[bool, int]:
+        before = len(lookups)
+        return [manager.admit(head, keep_free) for _ in range(times)][-1], len(lookups) - before
+
+    assert asks(9) == (False, 1)  # five blocks wanted, three free
+    manager.record_computed(holder, 2)
+    assert asks(9) == (False, 1)  # one of the five is found
+    assert asks(9, keep_free=1) == (False, 1)
+    manager.record_computed(other, 4)
+    assert asks(9, keep_free=1) == (False, 0)
+    manager.record_computed(holder, 6)
+    assert asks(1) == (True, 1)
+    manager.release(head)
+    manager.release(other)
+    assert asks(1, keep_free=3) == (True, 1)
+
+
 def test_grow_gives_a_block_only_at_a_boundary_and_says_when_there_is_none() -> None:
     manager = BlockManager(2, 2)
     seq = _computed(manager, "a")

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.block_manager import BlockManager
 from engine.config import CHOICES
 from engine.core import EngineCore
 from engine.scheduler import QueueFull, RequestRefused
@@ -219,6 +220,14 @@ class Drive:
         assert seq.wait_total_s == pytest.approx(self.waited[seq.request_id])
 
 
+class NoMemory(BlockManager):
+    """Looks the head of the line up in every step."""
+
+    def admit(self, seq: Sequence, keep_free: int = 0) -> bool:
+        self._refused = None
+        return super().admit(seq, keep_free)
+
+
 def drive(seed: int, num_events: int) -> EngineCore:
     """The whole schedule that a seed stands for."""
     random = Random(seed)
@@ -234,6 +243,19 @@ SEEDS = st.integers(0, 2**32 - 1)
 @given(seed=SEEDS, num_events=st.integers(10, 120))
 def test_no_wrong_read_leak_or_stall(seed: int, num_events: int) -> None:
     drive(seed, num_events)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=SEEDS)
+def test_a_refused_head_is_admitted_in_the_very_step_in_which_a_lookup_in_each_would_admit_it(seed: int) -> None:
+    def batches(manager: type[BlockManager]) -> list[list[tuple[str, int]]]:
+        random = Random(seed)
+        run = Drive(random_options(random))
+        run.core.scheduler.block_manager.__class__ = manager
+        run.play(random_events(random, 100))
+        return run.recorder.batches
+
+    assert batches(BlockManager) == batches(NoMemory)
 
 
 @pytest.mark.slow
