@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.csrc.build import NativeUnavailableError, build_library, source_fingerprint
+from engine.csrc.build import NativeUnavailableError, build_library, fastest_instructions, source_fingerprint
 from engine.model_input import ModelInput
 from engine.models.config import ModelConfig
 from engine.weights.checkpoint import Checkpoint
@@ -29,13 +29,13 @@ BLOCK_SIZE = 16  # the default; any multiple of it works
 _TYPES = {"bfloat16": "bf16", "float32": "fp32"}  # as the library calls them
 _BYTES = {"bfloat16": 2, "float32": 4}
 
-# The order of `enum Weight` in step.cpp.
+# The order of `enum Weight` in step.h.
 _WEIGHTS = [
     "embedding", "final_norm", "lm_head", "cosine", "sine",
     "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "attention_out", "post_norm", "gate", "up", "down",
 ]  # fmt: skip
 
-# `enum Fault` in step.cpp.
+# `enum Fault` in step.h.
 _FAULTS = {
     1: "token_ids: an id is outside the vocabulary",
     2: "positions: a position is outside 0 .. max_model_len - 1",
@@ -84,6 +84,7 @@ class NativeRunner:
         max_model_len: longest sequence, prompt and output.
         dtype: of the weights: ``bfloat16``, or ``float32`` to compare with the torch path.
         kv_dtype: of the KV cache, the same two; as ``dtype`` where not given.
+        instructions: one of ``engine.csrc.build.INSTRUCTIONS``; the fastest that work here where not given.
         keep_packed: take the packed weights from the cache folder, or pack and keep them there.
 
     Raises:
@@ -102,11 +103,13 @@ class NativeRunner:
         dtype: str = "bfloat16",
         kv_dtype: str | None = None,
         keep_packed: bool = False,
+        instructions: str | None = None,
     ) -> None:
         config = checkpoint.config
         kv_dtype = kv_dtype or dtype
         _check(config, num_kv_blocks, block_size, num_threads, max_model_len, dtype, kv_dtype)
-        path = build_library(_TYPES[dtype], _TYPES[kv_dtype])
+        self.instructions = instructions or fastest_instructions()
+        path = build_library(_TYPES[dtype], _TYPES[kv_dtype], instructions=self.instructions)
         library = _load(path)
         self.config = config
         self.block_size = block_size

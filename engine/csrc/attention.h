@@ -23,6 +23,15 @@ struct SequenceCache {
     const K* values(int tile, int c) const { return keys(tile) + kTile * head_dim + c * kTile * kTile; }
 };
 
+// What attention keeps between its two passes, for 16 rows of at most `stride` keys.
+struct AttentionScratch {
+    Buffer<float> scores;
+    Buffer<bf16> weights;  // for tiles only: the other path puts them in the place of the scores
+    size_t stride;
+
+    explicit AttentionScratch(size_t stride_) : scores(16 * stride_), weights(16 * stride_), stride(stride_) {}
+};
+
 // Writes one token's key and value (head_dim floats each) at `offset` of its tile.
 template <class K>
 inline void write_token(K* tile, int head_dim, int offset, const float* key, const float* value) {
@@ -92,7 +101,7 @@ inline void attend(const SequenceCache<K>& cache, const float* const (&query)[Ro
     int tile = 0;
     for (; tile + kAtOnce <= tiles; tile += kAtOnce) score_tiles<K, Rows, kAtOnce>(cache, tile, tiles, query, scores);
     for (; tile < tiles; ++tile) score_tiles<K, Rows, 1>(cache, tile, tiles, query, scores);
-    for (int r = 0; r < Rows; ++r) scale[r] = softmax_weights(scores[r], visible[r], tiles * kTile);
+    for (int r = 0; r < Rows; ++r) scale[r] = softmax_weights(scores[r], visible[r], tiles * kTile, scores[r]);
     const int columns = cache.head_dim / kTile;
     int column = 0;
     for (; column + kAtOnce <= columns; column += kAtOnce)

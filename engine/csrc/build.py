@@ -6,6 +6,7 @@ two processes building at once cannot see half a file.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -21,6 +22,14 @@ _SOURCE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-fno-tree-slp-vectorize", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 
 
+# What the step is built of, fastest first, and the flags that keep the compiler from anything faster.
+INSTRUCTIONS = {
+    "amx": (),
+    "avx512_bf16": ("-DLAB_NO_AMX",),
+    "vector": ("-DLAB_NO_AMX", "-mno-avx512bf16"),
+}
+
+
 class NativeUnavailableError(RuntimeError):
     """The native step cannot be built here; the message says why. The torch path computes the same."""
 
@@ -28,6 +37,20 @@ class NativeUnavailableError(RuntimeError):
 def native_flag() -> str:
     """The flag that selects this machine's instructions."""
     return "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+
+
+def fastest_instructions() -> str:
+    """The first of ``INSTRUCTIONS`` that this processor has and the system lets a process use."""
+    flags = set(processor_flags().split())
+    if {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16"} <= flags and _may_use_tiles():
+        return "amx"
+    return "avx512_bf16" if "avx512_bf16" in flags else "vector"
+
+
+def _may_use_tiles() -> bool:
+    """Asks Linux for the tile registers, which take 8 KiB a thread and must be granted (arch_prctl, since Linux 5.16)."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def find_compiler() -> list[str]:
@@ -44,15 +67,20 @@ def find_compiler() -> list[str]:
     raise NativeUnavailableError(f"no C++ compiler: {looked} not found; install g++ or clang++, or set CXX")
 
 
-def build_library(weight_type: str, cache_type: str, extra_flags: tuple[str, ...] = ()) -> Path:
+def build_library(
+    weight_type: str, cache_type: str, extra_flags: tuple[str, ...] = (), instructions: str | None = None
+) -> Path:
     """The shared library for one pair of types (``bf16``, ``fp32``), compiled if it is not in the cache yet.
+
+    ``instructions`` is one of ``INSTRUCTIONS``, the fastest that work here where not given.
 
     Raises:
         NativeUnavailableError: no compiler, or it failed; the message has the command and its last lines.
         ValueError: the cache folder can't be written.
     """
     compiler = find_compiler()
-    flags = [*_FLAGS, native_flag(), f"-DLAB_WEIGHT={weight_type}", f"-DLAB_CACHE={cache_type}", *extra_flags]
+    chosen = INSTRUCTIONS[instructions or fastest_instructions()] if platform.machine() == "x86_64" else ()
+    flags = [*_FLAGS, native_flag(), *chosen, f"-DLAB_WEIGHT={weight_type}", f"-DLAB_CACHE={cache_type}", *extra_flags]
     library = cache_folder() / "native" / f"step-{_fingerprint(compiler, flags)}.so"
     if library.exists():
         return library

@@ -8,10 +8,18 @@
 //
 // so that one kernel (tile.h) serves weights, keys and values, and AVX-512 BF16 multiplies a pair row in one go.
 //
-// WEIGHTS of a matrix [outputs, inputs]: panels of kPanel outputs, one after another, the last one padded with zeros.
+// WEIGHTS of a matrix [outputs, inputs]: panels of so many outputs, one after another, the last one padded with zeros.
 //
-//     panel 0: pair row (0,1) | pair row (2,3) | ... | pair row (inputs-2, inputs-1)       lanes = kPanel outputs
+//     panel 0: pair row (0,1) | pair row (2,3) | ... | pair row (inputs-2, inputs-1)       lanes = the panel's outputs
 //     panel 1: ...
+//
+// With AMX a panel is two columns of 16 outputs, and 16 pair rows of a column are a tile, 1 KiB in a row:
+//
+//     panel 0: column 0: tile (inputs 0-31) | tile (32-63) | ...        tile = 16 pair rows x 16 lanes
+//              column 1: ...
+//
+// GATE AND UP of the MLP are one matrix: the first half of a panel's lanes are outputs of gate, the second half the same
+// outputs of up, so that whoever computes a panel can finish silu(gate) * up.
 //
 // A thread owns a fixed range of panels of every matrix, so its weights stay in its own caches.
 //
@@ -28,6 +36,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && !defined(LAB_NO_AMX)
+#define LAB_AMX 1
+#endif
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
@@ -48,8 +59,7 @@ constexpr int kWidth = 4, kRegisters = 16;
 // 16 registers too, but gcc then spills sums.
 constexpr int kAccumulators = kRegisters == 32 ? 24 : 12;
 constexpr int kMaxRows = kRegisters == 32 ? 6 : 5;
-constexpr int kPanel = kWidth * (kRegisters == 32 ? 4 : 2);  // 16 outputs with AVX2, 64 with AVX-512
-constexpr int kTile = 16;                                  // tokens of a tile, and features of a value column
+constexpr int kTile = 16;  // tokens of a tile, and features of a value column
 
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
@@ -73,6 +83,21 @@ using Activation = T;
 #else
 template <class T>
 using Activation = float;
+#endif
+
+// How a matrix of T is cut into panels. Rows that it is multiplied with are padded with zeros to a multiple of kStep.
+template <class T>
+struct Panel {
+    static constexpr bool kAmx = false;
+    static constexpr int kLanes = kWidth * (kRegisters == 32 ? 4 : 2);  // 16 outputs with AVX2, 64 with AVX-512
+    static constexpr int kColumn = kLanes, kStep = 1;
+};
+#if defined(LAB_AMX)
+template <>
+struct Panel<bf16> {
+    static constexpr bool kAmx = true;
+    static constexpr int kLanes = 32, kColumn = 16, kStep = 32;
+};
 #endif
 
 inline float widen(bf16 v) {

@@ -59,38 +59,44 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, X* o
 
 // Rotates (x[i], x[i + d/2]) by the angle of feature i: Hugging Face's half-split order.
 inline void rotate(float* x, const float* cosine, const float* sine, int head_dim) {
-    const int half = head_dim / 2;
-    for (int i = 0; i < half; ++i) {
+    const int half = head_dim / 2, whole = half / kWidth * kWidth;
+    for (int i = 0; i < whole; i += kWidth) {
+        const Vec a = load(x + i), b = load(x + i + half), c = load(cosine + i), s = load(sine + i);
+        store(x + i, a * c - b * s);
+        store(x + i + half, b * c + a * s);
+    }
+    for (int i = whole; i < half; ++i) {
         const float a = x[i], b = x[i + half];
         x[i] = a * cosine[i] - b * sine[i];
         x[i + half] = b * cosine[i] + a * sine[i];
     }
 }
 
-// gate = gate / (1 + e^-gate) · up, for n a multiple of kWidth.
-inline void silu_multiply(float* gate, const float* up, int n) {
+// gate / (1 + e^-gate) · up
+inline Vec gated(Vec gate, Vec up) {
     const Vec limit = splat(88.0f);
-    for (int i = 0; i < n; i += kWidth) {
-        const Vec g = load(gate + i);
-        const Vec minus = select(-g > limit, limit, -g);
-        store(gate + i, g / (1.0f + exponential(minus)) * load(up + i));
-    }
+    const Vec minus = select(-gate > limit, limit, -gate);
+    return gate / (1.0f + exponential(minus)) * up;
 }
 
-// scores[0..n) become e^(score - max), [n, padded) become 0; returns 1 / sum. `padded` is a multiple of kTile.
-inline float softmax_weights(float* scores, int n, int padded) {
+// weights[0..n) become e^(score - max), [n, to) become 0; returns 1 / sum. `to` is a multiple of kTile; `scores` is
+// scratch. Weights may take the scores' place.
+template <class W>
+inline float softmax_weights(float* scores, int n, int to, W* weights) {
     const float minus_infinity = -std::numeric_limits<float>::infinity();
-    for (int i = n; i < padded; ++i) scores[i] = minus_infinity;
+    const int last = static_cast<int>(round_up(n, kTile));
+    for (int i = n; i < last; ++i) scores[i] = minus_infinity;
     Vec top = splat(minus_infinity);
-    for (int i = 0; i < padded; i += kWidth) top = maximum(load(scores + i), top);
+    for (int i = 0; i < last; i += kWidth) top = maximum(load(scores + i), top);
     float max = top[0];
     for (int i = 1; i < kWidth; ++i) max = top[i] > max ? top[i] : max;
     Vec sum{};
-    for (int i = 0; i < padded; i += kWidth) {
+    for (int i = 0; i < last; i += kWidth) {
         const Vec weight = exponential(load(scores + i) - max);
-        store(scores + i, weight);
+        store(weights + i, weight);
         sum += weight;
     }
+    for (int i = last; i < to; i += kWidth) store(weights + i, Vec{});
     return 1.0f / horizontal_sum(sum);
 }
 

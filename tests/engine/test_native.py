@@ -70,15 +70,18 @@ def test_logits_equal_transformers_in_float32(tiny: Tiny, kind: str, chunk: int)
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_bfloat16_weights_round_the_weights_and_nothing_else(tiny: Tiny, kind: str) -> None:
-    """With an fp32 cache, transformers in fp32 with the same rounded matrices gives the same logits."""
-    if "avx512_bf16" in build.processor_flags():
-        pytest.skip("AVX-512 BF16 rounds activations too")
+    """With an fp32 cache, transformers in fp32 with the same rounded matrices gives the same logits.
+
+    On the vector path: instructions that multiply bf16 round the activations too.
+    """
     checkpoint = tiny(kind)[1]
     rounded = {
         name: tensor.bfloat16().float() if tensor.dim() == 2 else tensor for name, tensor in checkpoint.tensors.items()
     }
     reference = ModelRunner(replace(checkpoint, tensors=rounded), num_kv_blocks=8, block_size=16, max_model_len=128)
-    runner = NativeRunner(checkpoint, num_kv_blocks=8, max_model_len=128, dtype="bfloat16", kv_dtype="float32")
+    runner = NativeRunner(
+        checkpoint, num_kv_blocks=8, max_model_len=128, dtype="bfloat16", kv_dtype="float32", instructions="vector"
+    )
     (prompt,) = prompts((33,))
     results = []
     for one in (reference, runner):
@@ -116,14 +119,32 @@ def test_any_shape_equals_the_torch_path(changes: dict[str, Any], block_size: in
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_request_is_bitwise_the_same_in_any_batch_and_chunk(dtype: str, threads: int) -> None:
-    checkpoint = random_checkpoint(num_heads=6, num_kv_heads=2)
+    check_bitwise(dtype, threads, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [16, 32])  # 32 is what attention in AMX tiles takes
+@pytest.mark.parametrize("instructions", build.INSTRUCTIONS)
+def test_every_instruction_set_keeps_the_bitwise_promise(instructions: str, head_dim: int) -> None:
+    if list(build.INSTRUCTIONS).index(instructions) < list(build.INSTRUCTIONS).index(build.fastest_instructions()):
+        pytest.skip(f"this processor has no {instructions}")
+    check_bitwise("bfloat16", 2, instructions, head_dim)
+
+
+def check_bitwise(dtype: str, threads: int, instructions: str | None, head_dim: int = 32) -> None:
+    checkpoint = random_checkpoint(num_heads=6, num_kv_heads=2, head_dim=head_dim)
     starts = prompts((37, 1, 16, 20), 389)
     forced = [[7, 8, 9]] * 64
 
     def run(batch: list[list[int]], chunk: int, num_threads: int) -> list[torch.Tensor]:
         runner = NativeRunner(
-            checkpoint, num_kv_blocks=400, max_model_len=64, dtype=dtype, num_threads=num_threads
-        )  # fmt: skip
+            checkpoint,
+            num_kv_blocks=400,
+            max_model_len=64,
+            dtype=dtype,
+            num_threads=num_threads,
+            instructions=instructions,
+        )
         driver = Driver(runner, chunk)
         return driver.run([driver.start(prompt) for prompt in batch], 3, forced=forced[: len(batch)])
 
@@ -149,10 +170,11 @@ def step_input(tokens: list[int], block: int = 0, **changes: Any) -> ModelInput:
     return ModelInput(**{name: np.array(value, dtype=np.int32) for name, value in (arrays | changes).items()})
 
 
+@pytest.mark.parametrize("head_dim", [16, 32])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_recycled_block_with_nan_does_not_reach_its_next_owner(dtype: str) -> None:
-    """Zero weight times NaN is NaN, so stale keys and values must not be read at all."""
-    checkpoint = random_checkpoint()
+def test_a_recycled_block_with_nan_does_not_reach_its_next_owner(dtype: str, head_dim: int) -> None:
+    """Zero weight times NaN is NaN, so stale keys and values must not be read, or be cleared first."""
+    checkpoint = random_checkpoint(head_dim=head_dim)
     poison = dict(checkpoint.tensors)
     table = poison["model.embed_tokens.weight"]
     table[300] = float("nan")
@@ -292,13 +314,13 @@ def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["-march=x86-64", "-march=x86-64-v4", "-march=x86-64-v4 -mavx512bf16"])
+@pytest.mark.parametrize("flags", ["x86-64", "x86-64-v3", "x86-64-v4", "x86-64-v4 -mavx512bf16", "sapphirerapids"])
 def test_other_processors_build(flags: str, tmp_path: Path) -> None:
-    """Plain SSE2, AVX-512 and AVX-512 BF16 compile without a warning, whatever this machine has."""
+    """Plain SSE2, AVX2, AVX-512, AVX-512 BF16 and AMX compile without a warning, whatever this machine has."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         pytest.skip("x86 flags")
     source = Path(build.__file__).parent / "step.cpp"
-    command = [*build.find_compiler(), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", *flags.split()]
+    command = [*build.find_compiler(), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", *f"-march={flags}".split()]
     subprocess.run([*command, "-c", str(source), "-o", str(tmp_path / "step.o")], check=True)
 
 
@@ -306,7 +328,9 @@ def test_other_processors_build(flags: str, tmp_path: Path) -> None:
 def test_bf16_activations_cost_little_and_keep_the_bitwise_promise(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """The AVX-512 BF16 path in plain vectors: logits move by less than their own spread, batch and chunk move nothing."""
     monkeypatch.setattr(
-        native, "build_library", lambda weight, kv: build.build_library(weight, kv, ("-DLAB_BF16_ACTIVATIONS",))
+        native,
+        "build_library",
+        lambda *types, instructions: build.build_library(*types, ("-DLAB_BF16_ACTIVATIONS",), "vector"),
     )
     model, checkpoint = tiny("llama")
     starts = prompts((33, 5, 16))
@@ -329,13 +353,20 @@ from tests.engine.model_driver import Driver
 from engine.csrc import build
 import engine.native as native
 flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g")
-native.build_library = lambda weight, cache: build.build_library(weight, cache, flags)
-for dtype in ("bfloat16", "float32"):
-    checkpoint = random_checkpoint(num_heads=14, vocab_size=389, attention_bias=True, qk_norm=True)
-    runner = native.NativeRunner(checkpoint, num_kv_blocks=64, max_model_len=128, dtype=dtype, num_threads=2)
-    driver = Driver(runner, chunk=11)
-    driver.run([driver.start(prompt) for prompt in prompts((1, 16, 17, 50), 389)], 3)
-    runner.close()
+native.build_library = lambda *types, instructions: build.build_library(*types, flags, instructions)
+sets = list(build.INSTRUCTIONS)
+for instructions in sets[sets.index(build.fastest_instructions()):]:
+    for dtype in ("bfloat16", "float32"):
+        for head_dim in (16, 32):
+            checkpoint = random_checkpoint(
+                num_heads=14, vocab_size=389, head_dim=head_dim, attention_bias=True, qk_norm=True
+            )
+            runner = native.NativeRunner(
+                checkpoint, num_kv_blocks=64, max_model_len=128, dtype=dtype, num_threads=2, instructions=instructions
+            )
+            driver = Driver(runner, chunk=11)
+            driver.run([driver.start(prompt) for prompt in prompts((1, 16, 17, 50), 389)], 3)
+            runner.close()
 print("clean")
 """
 

@@ -1,0 +1,358 @@
+// A Llama-family decoder: a whole step, its phases one after another, on a team of threads.
+//
+// All new tokens of the step are rows; a mixed batch of prompt chunks and decodes needs no cases. The residual stream and
+// all sums are fp32; weights, activations and the key/value cache may be bf16.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "amx.h"
+#include "attention.h"
+#include "attention_amx.h"
+#include "gemm.h"
+#include "ops.h"
+#include "step.h"
+#include "threads.h"
+
+namespace lab {
+
+// T: type of the weights, K: type of the key/value cache.
+template <class T, class K>
+class Decoder final : public Model {
+public:
+    explicit Decoder(const Shape& shape)
+        : shape_(shape),
+          query_size_(shape.heads * shape.head_dim),
+          kv_size_(shape.kv_heads * shape.head_dim),
+          group_(shape.heads / shape.kv_heads),
+          tile_size_(2 * static_cast<size_t>(kTile) * shape.head_dim),
+          head_stride_(shape.block_size / kTile * tile_size_),
+          block_stride_(shape.kv_heads * head_stride_),
+          score_stride_(round_up(shape.max_positions, kTile) + kTile),
+          layers_(shape.layers),
+          cache_(shape.layers * static_cast<size_t>(shape.num_blocks) * block_stride_),
+          next_item_(shape.layers),
+          team_(shape.threads) {
+        Arena counting(nullptr);
+        place(counting);
+        weights_ = Buffer<char>(counting.used());
+        Arena arena(weights_.get());
+        place(arena);
+        for (int t = 0; t < shape.threads; ++t) scratch_.emplace_back(score_stride_);
+    }
+
+    void set(int32_t weight, int32_t index, const void* data) override {
+        const T* matrix = static_cast<const T*>(data);
+        const auto copy = [&](float* to, size_t n) { std::memcpy(to, data, n * sizeof(float)); };
+        Layer& layer = layers_[index];
+        const size_t hidden = shape_.hidden, angles = static_cast<size_t>(shape_.rope_positions) * (shape_.head_dim / 2);
+        switch (weight) {
+            case kEmbedding: std::memcpy(embedding_, data, shape_.vocab * hidden * sizeof(T)); break;
+            case kFinalNorm: copy(final_norm_, hidden); break;
+            case kLmHead: lm_head_.pack(matrix, shape_.hidden); break;
+            case kCosine: copy(cosine_, angles); break;
+            case kSine: copy(sine_, angles); break;
+            case kInputNorm: copy(layer.input_norm, hidden); break;
+            case kQkv: layer.qkv.pack(matrix, shape_.hidden); break;
+            case kQkvBias: copy(layer.qkv_bias, query_size_ + 2 * kv_size_); break;
+            case kQNorm: copy(layer.q_norm, shape_.head_dim); break;
+            case kKNorm: copy(layer.k_norm, shape_.head_dim); break;
+            case kAttentionOut: layer.out.pack(matrix, query_size_); break;
+            case kPostNorm: copy(layer.post_norm, hidden); break;
+            case kGate: pack_half(layer.gate_up, matrix, 0); break;
+            case kUp: pack_half(layer.gate_up, matrix, kHalf); break;
+            case kDown: layer.down.pack(matrix, shape_.intermediate); break;
+            default: break;
+        }
+    }
+    char* weights() override { return weights_.get(); }
+    size_t weight_bytes() const override { return weights_.count(); }
+
+    int32_t step(const StepInput& in) override {
+        if (const int32_t fault = check(shape_, in)) return fault;
+        reserve(in);
+        list_attention(in);
+        team_.run([&](int thread) { run(in, thread); });
+        return kFine;
+    }
+
+private:
+    struct Layer {
+        float *input_norm, *post_norm, *q_norm, *k_norm, *qkv_bias;  // null where the model has none
+        Matrix<T> qkv, out, gate_up, down;
+    };
+    static constexpr int kLanes = Panel<T>::kLanes, kHalf = kLanes / 2;
+    // Tiles of AMX take bf16 keys and values of 32 features at a time.
+    static constexpr bool kTileAttention = Panel<T>::kAmx && std::is_same<K, bf16>::value;
+
+    void pack_half(Matrix<T>& m, const T* rows, int first_lane) {
+        m.pack(rows, shape_.intermediate, shape_.hidden,
+               [&](int n) { return n / kHalf * kLanes + first_lane + n % kHalf; });
+    }
+
+    // Consecutive rows of one sequence, attended together; results go to rows `out` and on.
+    struct AttentionItem {
+        int seq, row, rows, out;
+    };
+    static constexpr int kItemRows = 16;
+
+    // Gives every weight its place, in the order in which a step reads them.
+    void place(Arena& arena) {
+        const int hidden = shape_.hidden, inner = shape_.intermediate, d = shape_.head_dim;
+        const size_t angles = static_cast<size_t>(shape_.rope_positions) * (d / 2);
+        embedding_ = arena.take<T>(static_cast<size_t>(shape_.vocab) * hidden);
+        cosine_ = arena.take<float>(angles);
+        sine_ = arena.take<float>(angles);
+        for (Layer& layer : layers_) {
+            layer.input_norm = arena.take<float>(hidden);
+            layer.qkv.place(arena, query_size_ + 2 * kv_size_, hidden);
+            layer.qkv_bias = shape_.attention_bias ? arena.take<float>(query_size_ + 2 * kv_size_) : nullptr;
+            layer.q_norm = shape_.qk_norm ? arena.take<float>(d) : nullptr;
+            layer.k_norm = shape_.qk_norm ? arena.take<float>(d) : nullptr;
+            layer.out.place(arena, hidden, query_size_);
+            layer.post_norm = arena.take<float>(hidden);
+            layer.gate_up.place(arena, (inner + kHalf - 1) / kHalf * kLanes, hidden);
+            layer.down.place(arena, hidden, inner);
+        }
+        final_norm_ = arena.take<float>(hidden);
+        lm_head_.place(arena, shape_.vocab, hidden);
+    }
+
+    void reserve(const StepInput& in) {
+        const size_t rows = in.tokens;
+        residual_.grow(rows * shape_.hidden);
+        last_.grow(static_cast<size_t>(in.logits) * shape_.hidden);
+        normed_.grow(rows * padded<T>(shape_.hidden));
+        qkv_.grow(rows * (query_size_ + 2 * kv_size_));
+        if (attends_with_tiles()) queries_.grow(rows * query_size_);
+        attended_.grow(rows * padded<T>(query_size_));
+        hidden_.grow(rows * padded<T>(shape_.intermediate));
+    }
+    bool attends_with_tiles() const { return kTileAttention && shape_.head_dim % 32 == 0; }
+
+    // The last layer is computed for the rows that need logits only: nothing later reads the others.
+    void list_attention(const StepInput& in) {
+        all_items_.clear();
+        last_items_.clear();
+        for (int s = 0, logit = 0; s < in.seqs; ++s) {
+            const int end = in.query_start[s + 1];
+            for (int row = in.query_start[s]; row < end; row += kItemRows)
+                all_items_.push_back({s, row, end - row < kItemRows ? end - row : kItemRows, row});
+            for (; logit < in.logits && in.logit_rows[logit] < end; ++logit)
+                last_items_.push_back({s, in.logit_rows[logit], 1, logit});
+        }
+        for (auto& next : next_item_) next.store(0, std::memory_order_relaxed);
+    }
+
+    void run(const StepInput& in, int thread) {
+        embed(in, thread);
+        for (int i = 0; i < shape_.layers; ++i) {
+            const Layer& layer = layers_[i];
+            const bool last = i + 1 == shape_.layers;
+            norm(residual_.get(), layer.input_norm, in.tokens, thread);
+            team_.barrier();
+            const int width = query_size_ + 2 * kv_size_;
+            multiply(layer.qkv, normed_.get(), in.tokens, thread, sums(qkv_.get(), width, Write::kSet));
+            team_.barrier();
+            finish_qkv(in, layer, i, thread);
+            team_.barrier();
+            attend_items(in, last ? last_items_ : all_items_, i, thread);
+            if (last) copy_logit_rows(in, thread);
+            team_.barrier();
+            feed_forward(layer, last ? last_.get() : residual_.get(), last ? in.logits : in.tokens, thread);
+        }
+        norm(last_.get(), final_norm_, in.logits, thread);
+        team_.barrier();
+        multiply(lm_head_, normed_.get(), in.logits, thread, sums(in.out, shape_.vocab, Write::kSet));
+    }
+
+    // Attention's output projection and the gated MLP, both added to the residual stream.
+    void feed_forward(const Layer& layer, float* residual, int rows, int thread) {
+        const int hidden = shape_.hidden, inner = shape_.intermediate;
+        multiply(layer.out, attended_.get(), rows, thread, sums(residual, hidden, Write::kAdd));
+        team_.barrier();
+        norm(residual, layer.post_norm, rows, thread);
+        team_.barrier();
+        multiply(layer.gate_up, normed_.get(), rows, thread, StoreGated<T>{hidden_.get(), padded<T>(inner), inner});
+        team_.barrier();
+        multiply(layer.down, hidden_.get(), rows, thread, sums(residual, hidden, Write::kAdd));
+        team_.barrier();
+    }
+
+    static StoreSums<T> sums(float* y, int outputs, Write write) {
+        return {y, static_cast<size_t>(outputs), outputs, write};
+    }
+
+    // The thread's own panels of `m`; rows of x are padded to m.inputs.
+    template <class Sink>
+    void multiply(const Matrix<T>& m, const Activation<T>* x, int rows, int thread, const Sink& sink) const {
+        if (rows == 0) return;
+        const Range panels = part(m.panels(), team_.size(), thread);
+#if defined(LAB_AMX)
+        if constexpr (Panel<T>::kAmx) return multiply_with_tiles(m, panels, x, rows, sink);
+#endif
+        multiply_with_vectors<T>(m, panels, x, rows, sink);
+    }
+
+    Range rows_of(int rows, int thread) const { return part(rows, team_.size(), thread); }
+
+    void embed(const StepInput& in, int thread) {
+        const Range rows = rows_of(in.tokens, thread);
+        for (int row = rows.begin; row < rows.end; ++row) {
+            const T* from = embedding_ + static_cast<size_t>(in.token_ids[row]) * shape_.hidden;
+            float* to = residual_.get() + static_cast<size_t>(row) * shape_.hidden;
+            for (int i = 0; i < shape_.hidden; ++i) to[i] = widen(from[i]);
+        }
+    }
+
+    void norm(const float* x, const float* weight, int rows, int thread) {
+        const Range range = rows_of(rows, thread);
+        for (int row = range.begin; row < range.end; ++row) {
+            const size_t at = row;
+            rms_norm(x + at * shape_.hidden, weight, shape_.hidden, shape_.eps,
+                     normed_.get() + at * padded<T>(shape_.hidden));
+        }
+    }
+
+    // Bias, query/key norm and rotary embedding; queries are scaled, keys and values go to the cache.
+    void finish_qkv(const StepInput& in, const Layer& layer, int index, int thread) {
+        const int width = query_size_ + 2 * kv_size_, d = shape_.head_dim;
+        const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+        const Range rows = rows_of(in.tokens, thread);
+        for (int row = rows.begin; row < rows.end; ++row) {
+            float* q = qkv_.get() + static_cast<size_t>(row) * width;
+            float* k = q + query_size_;
+            if (layer.qkv_bias)
+                for (int i = 0; i < width; ++i) q[i] += layer.qkv_bias[i];
+            const size_t angle = static_cast<size_t>(in.positions[row]) * (d / 2);
+            for (int h = 0; h < shape_.heads + shape_.kv_heads; ++h) {
+                float* head = q + h * d;
+                const float* weight = h < shape_.heads ? layer.q_norm : layer.k_norm;
+                if (weight) rms_norm(head, weight, d, shape_.eps, head);
+                rotate(head, cosine_ + angle, sine_ + angle, d);
+            }
+            for (int i = 0; i < query_size_; ++i) q[i] *= scale;
+            if (attends_with_tiles()) copy_queries(in.tokens, row, q);
+            const int slot = in.slot_mapping[row];
+            for (int h = 0; h < shape_.kv_heads; ++h)
+                write_token(tile_of(index, slot, h), d, slot % kTile, k + h * d, k + kv_size_ + h * d);
+        }
+        if (attends_with_tiles()) clear_behind(in, index, thread);
+    }
+
+    // The tile of a head that holds the token at `slot`.
+    K* tile_of(int index, int slot, int head) {
+        K* block = layer_cache(index) + slot / shape_.block_size * block_stride_;
+        return block + head * head_stride_ + slot % shape_.block_size / kTile * tile_size_;
+    }
+
+    // Queries as tiles take them: [key/value head][row][query of the group][head_dim], so that they follow each other.
+    void copy_queries(int tokens, int row, const float* q) {
+        const int values = group_ * shape_.head_dim;
+        for (int h = 0; h < shape_.kv_heads; ++h) {
+            Activation<T>* to = queries_.get() + (static_cast<size_t>(h) * tokens + row) * values;
+            for (int i = 0; i < values; i += kWidth) store(to + i, load(q + h * values + i));
+        }
+    }
+
+    // Behind the last token of every sequence whose tile was begun in this step; in later steps it is clear already.
+    void clear_behind(const StepInput& in, int index, int thread) {
+#if defined(LAB_AMX)
+        if constexpr (kTileAttention) {
+            const Range seqs = part(in.seqs, team_.size(), thread);
+            for (int s = seqs.begin; s < seqs.end; ++s) {
+                const int last = in.query_start[s + 1] - 1, offset = last < 0 ? 0 : in.slot_mapping[last] % kTile;
+                if (last - offset < in.query_start[s]) continue;
+                for (int h = 0; h < shape_.kv_heads; ++h)
+                    clear_values_behind(tile_of(index, in.slot_mapping[last], h), shape_.head_dim, offset);
+            }
+        }
+#endif
+        (void)in, (void)index, (void)thread;
+    }
+
+    // Items are handed out one by one, since their lengths differ; who computes one does not change its result.
+    void attend_items(const StepInput& in, const std::vector<AttentionItem>& items, int index, int thread) {
+        const int total = static_cast<int>(items.size()) * shape_.kv_heads;
+        for (int i; (i = next_item_[index].fetch_add(1, std::memory_order_relaxed)) < total;)
+            attend_item(in, items[i / shape_.kv_heads], i % shape_.kv_heads, index, thread);
+    }
+
+    void attend_item(const StepInput& in, const AttentionItem& item, int head, int index, int thread) {
+        const int width = query_size_ + 2 * kv_size_, d = shape_.head_dim;
+        const SequenceCache<K> cache{layer_cache(index) + head * head_stride_, block_stride_,
+                                     in.block_tables + static_cast<size_t>(item.seq) * in.table_width,
+                                     shape_.block_size / kTile, d};
+        if (attends_with_tiles()) return attend_in_tiles(in, item, head, cache, thread);
+        const int queries = item.rows * group_, parts = (queries + kMaxRows - 1) / kMaxRows;
+        for (int p = 0; p < parts; ++p) {
+            const Range range = part(queries, parts, p);
+            with_rows(range.end - range.begin, [&](auto n) {
+                const float* query[n];
+                Activation<T>* out[n];
+                int visible[n];
+                for (int r = 0; r < n; ++r) {
+                    const int row = (range.begin + r) / group_, h = head * group_ + (range.begin + r) % group_;
+                    query[r] = qkv_.get() + static_cast<size_t>(item.row + row) * width + h * d;
+                    out[r] = attended_row(item.out + row) + h * d;
+                    visible[r] = in.positions[item.row + row] + 1;
+                }
+                attend<K, Activation<T>, n>(cache, query, visible, scratch_[thread].scores.get(), score_stride_, out);
+            });
+        }
+    }
+
+    // The same, 16 queries at a time.
+    void attend_in_tiles(const StepInput& in, const AttentionItem& item, int head, const SequenceCache<K>& cache,
+                         int thread) {
+#if defined(LAB_AMX)
+        if constexpr (kTileAttention) {
+            const int d = shape_.head_dim, queries = item.rows * group_;
+            const size_t first = (static_cast<size_t>(head) * in.tokens + item.row) * group_;
+            for (int begin = 0; begin < queries; begin += 16) {
+                const int rows = queries - begin < 16 ? queries - begin : 16;
+                bf16* out[16];
+                int visible[16];
+                for (int r = 0; r < rows; ++r) {
+                    const int row = (begin + r) / group_, h = head * group_ + (begin + r) % group_;
+                    out[r] = attended_row(item.out + row) + h * d;
+                    visible[r] = in.positions[item.row + row] + 1;
+                }
+                attend_with_tiles(cache, queries_.get() + (first + begin) * d, rows, visible, scratch_[thread], out);
+            }
+        }
+#endif
+        (void)in, (void)item, (void)head, (void)cache, (void)thread;
+    }
+
+    Activation<T>* attended_row(int row) { return attended_.get() + row * padded<T>(query_size_); }
+
+    void copy_logit_rows(const StepInput& in, int thread) {
+        const Range rows = rows_of(in.logits, thread);
+        for (int i = rows.begin; i < rows.end; ++i)
+            std::memcpy(last_.get() + static_cast<size_t>(i) * shape_.hidden,
+                        residual_.get() + static_cast<size_t>(in.logit_rows[i]) * shape_.hidden,
+                        shape_.hidden * sizeof(float));
+    }
+
+    K* layer_cache(int index) { return cache_.get() + index * static_cast<size_t>(shape_.num_blocks) * block_stride_; }
+
+    const Shape shape_;
+    const int query_size_, kv_size_, group_;
+    const size_t tile_size_, head_stride_, block_stride_, score_stride_;
+    std::vector<Layer> layers_;
+    T* embedding_ = nullptr;
+    float *cosine_ = nullptr, *sine_ = nullptr, *final_norm_ = nullptr;
+    Matrix<T> lm_head_;
+    Buffer<char> weights_;
+    Buffer<K> cache_;
+    Buffer<float> residual_, last_, qkv_;
+    Buffer<Activation<T>> normed_, queries_, attended_, hidden_;
+    std::vector<AttentionScratch> scratch_;  // one a thread
+    std::vector<AttentionItem> all_items_, last_items_;
+    std::vector<std::atomic<int>> next_item_;  // one a layer
+    Team team_;
+};
+
+}  // namespace lab
