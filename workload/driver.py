@@ -24,6 +24,7 @@ OVERDUE_S = 5.0  # but not for longer than this.
 QUIET_ROWS = 400  # rows written at once in a quiet moment (3 ms).
 BUSY_ROWS = 25  # Between deadlines so few (0.1 ms), but at once when they are there: after seconds without a flush its
 BUSY_S = 0.5e-3  # code and data have left the caches and it takes 5 to 25 ms. The gap that such a flush needs.
+LISTEN_S = 0.25e-3  # how long answers may wait for being stamped while requests due at one moment are sent
 DRAIN_LIMIT_S = 60.0  # how long a target may take to confirm that what was left over has been aborted
 
 
@@ -153,6 +154,8 @@ class Driver:
         return self._measured_open == 0 or self._reached(self._phases.measure_end_s + self._cooldown_limit_s)
 
     def _send_due(self) -> None:
+        """Send what is due. Of many due at once the answers to the first ones wait a little: sending goes first."""
+        heard_s = self._now()
         while self._reached(self._loop.next_due()):
             now_s = self._now()
             offer = self._loop.take()
@@ -161,7 +164,9 @@ class Driver:
                 self._capped.append((offer, record, now_s))
             else:
                 self._send(offer, record)
-                self._receive()
+                if record.sent_s - heard_s > LISTEN_S:
+                    self._receive()
+                    heard_s = self._now()
 
     def _time_out(self) -> float:
         """Give up on the requests whose time is over; returns when the next one's will be."""

@@ -31,6 +31,7 @@ from workload.prompts import PromptSpec, parse_prompts
 from workload.schema import Path as KeyPath
 from workload.schema import SpecError, did_you_mean, validate
 from workload.seeds import Seeds, run_seeds
+from workload.study_checks import TraceChecks, check_spans
 from workload.study_file import StudyError, StudyFile
 from workload.study_keys import (
     SLO,
@@ -157,6 +158,7 @@ class _Loader:
     def __init__(self, file: StudyFile, seed: int | None, models: Sequence[str] | None) -> None:
         self.file = file
         self.models = models
+        self.traces = TraceChecks()
         self.keys = validate(StudyKeys, file.data)
         self.seed = self.keys.seed if seed is None else seed
         if self.seed < 0:
@@ -199,6 +201,9 @@ class _Loader:
             if keys.priority is not None and isinstance(parts["arrivals"], Sessions):
                 problem = "given with sessions, whose turns all have priority 0; another arrival process is needed"
                 raise SpecError((*where, "priority"), problem)
+            check_spans(parts["arrivals"], keys.warmup, keys.measure, where)
+            place = point.locate(sections, "arrivals", ())
+            self.traces.check(parts["arrivals"], parts["length_source"], parts["prompts"], place)
             label = point.label or _default_label(parts["arrivals"])
             assert label not in labels
             labels.add(label)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from scipy import stats
 
-from workload.schema import Count, NonNegative, Positive, Spec, SpecError, parse_tagged
+from workload.schema import Count, NonNegative, Positive, Spec, SpecError, did_you_mean, parse_tagged
 from workload.seeds import streams
 
 Lengths = NDArray[np.int64]
@@ -68,7 +68,10 @@ class BoundedSpec(LengthSpec):
             raise ValueError(f"min = {self.min} is above max = {self.max}; min <= max is allowed")
         below, above = self._mass()
         if not above - below > 1e-9:
-            raise ValueError(f"almost no length of this law lies between min = {self.min} and max = {self.max}")
+            upper = "no max" if self.max is None else f"max = {self.max}"
+            raise ValueError(
+                f"almost no length of this law lies between min = {self.min} and {upper}; bounds around its mean are allowed"
+            )
         return self
 
     @property
@@ -164,6 +167,11 @@ class Empirical(LengthSpec):
     column: Annotated[str, Field(description="name of the column")]
     scale: Annotated[Positive, Field(description="factor on every length, then rounded, at least 1")] = 1.0
 
+    @model_validator(mode="after")
+    def _column_is_there(self) -> Self:
+        read_length_column(self.path, self.column)
+        return self
+
     def values(self) -> Lengths:
         """The column, scaled and sorted."""
         return np.sort(_scaled(read_length_column(self.path, self.column), self.scale))
@@ -197,6 +205,12 @@ class JointSpec(Spec):
     prompt_column: str
     output_column: str
     scale: Annotated[Positive, Field(description="factor on both lengths, then rounded, at least 1")] = 1.0
+
+    @model_validator(mode="after")
+    def _columns_are_there(self) -> Self:
+        read_length_column(self.path, self.prompt_column, "prompt_column")
+        read_length_column(self.path, self.output_column, "output_column")
+        return self
 
 
 class TraceLengths(Spec):
@@ -289,24 +303,27 @@ def length_moments(spec: LengthSpec | Mapping[str, Any] | int) -> tuple[float, f
     return mean, float(np.sqrt(mass @ (lengths - mean) ** 2)) / mean
 
 
-def read_length_column(path: str | Path, column: str) -> Lengths:
-    """A column of positive whole numbers from a CSV file with a header.
+def read_length_column(path: str | Path, column: str, key: str = "column") -> Lengths:
+    """A column of positive whole numbers from a CSV file with a header; ``key`` is the study's for it.
 
     Raises:
         SpecError: no such file or column, or a value that is no length (with its line).
     """
     if not Path(path).is_file():
         raise SpecError(("path",), f"found {str(path)!r}, which is no file")
-    table = pd.read_csv(path)
+    try:
+        table = pd.read_csv(path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise SpecError(("path",), f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
     if column not in table:
-        raise SpecError(("column",), f"found {column!r}; columns of {path}: {', '.join(map(str, table.columns))}")
+        raise SpecError(
+            (key,), f"found {column!r}; {did_you_mean(column, list(map(str, table.columns)))} (columns of {path})"
+        )
     values = pd.to_numeric(table[column], errors="coerce").to_numpy(np.float64)
     bad = np.flatnonzero(~(values >= 1) | (values != np.rint(values)))
     if bad.size:
         found = table[column].iloc[bad[0]]
-        raise SpecError(
-            ("column",), f"{path}:{bad[0] + 2}: {column} is {found}; a whole number of at least 1 is allowed"
-        )
+        raise SpecError((key,), f"{path}:{bad[0] + 2}: {column} is {found}; a whole number of at least 1 is allowed")
     if not len(values):
         raise SpecError(("path",), f"{path} holds no rows")
     return values.astype(np.int64)

@@ -125,27 +125,46 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def _spec_error(model: type[BaseModel], detail: Mapping[str, Any]) -> SpecError:
-    path = tuple(detail["loc"])
+    path = tuple(part for part in detail["loc"] if part != "[key]")  # pydantic's mark of a mistake in a mapping's key
     kind, found = detail["type"], shown(detail.get("input"))
     if kind == "extra_forbidden":
         owner = _model_at(model, path[:-1])
         return SpecError(path, f"unknown key {path[-1]!r}; {did_you_mean(path[-1], key_names(owner))}", at_key=True)
+    if kind == "missing" and isinstance(path[-1], int):  # a list that is too short, [seconds, rate] say
+        return SpecError(path[:-1], f"found {found}; a list of at least {path[-1] + 1} values is allowed")
     if kind == "missing":
         owner = _model_at(model, path[:-1])
         return SpecError(path[:-1], f"the key {path[-1]!r} is missing; keys here: {', '.join(key_names(owner))}")
     if kind == "literal_error":
         allowed = [part.strip().strip("'") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        return SpecError(path, f"found {found}; {did_you_mean(detail.get('input'), allowed)}")
+        at_key = "[key]" in detail["loc"]
+        return SpecError(path, f"found {found}; {did_you_mean(detail.get('input'), allowed)}", at_key=at_key)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         keys = f", with the keys {', '.join(key_names(_model_at(model, path)))}" if kind != "dict_type" else ""
         return SpecError(path, f"found {found}; a mapping is allowed{keys}")
     if kind == "value_error":
-        problem = str(detail["ctx"]["error"])
+        error = detail["ctx"]["error"]
+        if isinstance(error, SpecError):  # of a law inside, which knows its own key
+            return error.under(path)
+        problem = str(error)
         return SpecError(path, problem if isinstance(detail.get("input"), Mapping) else f"found {found}; {problem}")
-    allowed = detail["msg"].replace("Input should be", "allowed:")
+    return SpecError(path, f"found {found}; {_allowed(kind, detail)}", at_key="[key]" in detail["loc"])
+
+
+def _allowed(kind: str, detail: Mapping[str, Any]) -> str:
+    """What pydantic would have taken, in our words where its own are a programmer's."""
+    if kind == "too_short":
+        return f"allowed: a list of at least {detail['ctx']['min_length']} values"
+    if kind == "too_long":
+        return f"allowed: a list of at most {detail['ctx']['max_length']} values"
+    if kind in ("int_from_float", "int_type", "int_parsing"):
+        return "allowed: a whole number"
+    if kind == "string_pattern_mismatch":
+        return "allowed: letters, digits and . _ - , a letter or digit first"
+    text = str(detail["msg"]).replace("Input should be", "allowed:")
     for theirs, ours in (("a valid tuple", "a list"), ("a valid list", "a list"), ("a valid string", "text")):
-        allowed = allowed.replace(theirs, ours)
-    return SpecError(path, f"found {found}; {allowed}")
+        text = text.replace(theirs, ours)
+    return text.replace("a valid number", "a number")
 
 
 def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:

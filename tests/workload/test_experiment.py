@@ -233,6 +233,45 @@ BROKEN = [  # experiments, line below the head (0: in the head), words of the me
         4,
         ["priority", "sessions"],
     ),
+    (ONE.replace("poisson, rate: 5", "closed, clients: 2"), 3, ["measure.requests", "'closed'", "seconds are allowed"]),
+    (
+        ONE.replace("poisson, rate: 5", "closed, clients: 2, think: {dist: expo, mean: 1}"),
+        2,
+        ["arrivals.think.dist", "did you mean 'exponential'"],
+    ),
+    (
+        ONE.replace("poisson, rate: 5", "closed, clients: 2, think: [1, {dist: lognormal, mean: 1}]").replace(
+            "requests: 100", "seconds: 9"
+        ),
+        2,
+        ["arrivals.think[1]", "'cv' is missing"],
+    ),
+    (
+        ONE.replace("poisson, rate: 5", "sessions, rate: 1, turns: {dist: geometric, mean: 0.5}"),
+        2,
+        ["arrivals.turns.mean", "found 0.5", "greater than or equal to 1"],
+    ),
+    (ONE.replace("poisson, rate: 5", "mmpp, rates: [1], sojourn: [1, 2]"), 2, ["arrivals.rates", "at least 2 values"]),
+    (ONE.replace("poisson, rate: 5", "piecewise, profile: [[0, 1], [5]]"), 2, ["profile[1]", "found [5]", "2 values"]),
+    (
+        ONE.replace("poisson, rate: 5", "trace, path: study.yaml, columns: {arival: t}"),
+        2,
+        ["columns.arival:", "did you mean 'arrival'"],
+    ),
+    (
+        ONE.replace("poisson, rate: 5", "trace, path: study.yaml, format: cvs"),
+        2,
+        ["arrivals.format", "did you mean 'csv'"],
+    ),
+    (ONE.replace("poisson, rate: 5", "trace, path: study.yaml"), 2, ["arrivals.path", "study.yaml: not a CSV file"]),
+    (ONE + "    prompts: {kind: hash_ids}\n", 2, ["hash_ids", "need a trace"]),
+    (
+        ONE + "    output: {dist: empirical, path: study.yaml, column: model}\n",
+        4,
+        ["output.path", "study.yaml: not a CSV file"],
+    ),
+    (ONE + "    output: 2.5\n", 4, ["output.value", "found 2.5", "a whole number"]),
+    (ONE + "    seed_group: a b\n", 4, ["seed_group", "'a b'", "letters, digits"]),
     (ONE + "    compare: mg1\n", 4, ["compare", "'mg1'", "a list"]),
     (ONE + "    engine:\n", 4, ["engine", "found nothing", "a mapping"]),
     (ONE + "    3: 4\n", 4, ["found 3", "string"]),
@@ -348,7 +387,7 @@ def test_the_expected_half_width_covers_95_percent_of_simulated_mm1_runs() -> No
 
 def test_the_plan_text_has_one_line_a_point_and_the_total(study) -> None:  # type: ignore[no-untyped-def]
     text = ONE.replace("rate: 5", "rate: [5, 10]") + "    replications: 4\n"
-    more = "  - {name: loop, arrivals: {process: closed, clients: 4}, measure: {requests: 30}}\n"
+    more = "  - {name: replay, arrivals: {process: trace, times: [0, 1, 2]}, measure: {requests: 3}}\n"
     lines = plan_text(study(text), capacity=lambda run: 20.0).splitlines()
     assert lines[1].split() == ["one", "rate=5", "4", "poisson", "5", "0.25", "25", "100", "±21", "%"]
     assert lines[-1].startswith("2 points, 8 runs, warm-up and measurement 160 s (")

@@ -123,7 +123,7 @@ def test_a_value_that_is_no_length_is_named_with_its_line(tmp_path: Path) -> Non
     path.write_text("in\n3\n0\n")
     with pytest.raises(ValueError, match=r"lengths\.csv:3: in is 0"):
         draw_lengths({"dist": "empirical", "path": str(path), "column": "in"}, 1, 5, seed=1)
-    with pytest.raises(ValueError, match=r"found 'inn'; columns of .*: in"):
+    with pytest.raises(ValueError, match=r"found 'inn'; did you mean 'in'. allowed: in .columns of "):
         draw_lengths({"dist": "empirical", "path": str(path), "column": "inn"}, 1, 5, seed=1)
 
 

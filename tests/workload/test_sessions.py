@@ -50,7 +50,7 @@ def test_processes_that_wait_for_answers_have_no_times(runs) -> None:  # type: i
         plan_requests(runs[1])
     assert runs[1].point == "clients=8"
     assert parse_arrivals({"process": "closed", "clients": 3, "think": 2}).think.mean_s == 2
-    with pytest.raises(ValueError, match="think: dist: found 'exp'; did you mean 'exponential'"):
+    with pytest.raises(ValueError, match=r"think\.dist: found 'exp'; did you mean 'exponential'"):
         parse_arrivals({"process": "closed", "clients": 3, "think": {"dist": "exp"}})
     with pytest.raises(ValueError, match="clients: found 0"):
         parse_arrivals({"process": "closed", "clients": 0})

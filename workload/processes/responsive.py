@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Literal, NoReturn, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from workload.durations import DurationSpec, FixedTime, parse_duration
 from workload.lengths import LengthSpec, mean_length, parse_lengths
 from workload.processes.base import ArrivalSpec, RatedSpec, Times
-from workload.schema import Count, NonNegative, SpecError
+from workload.schema import Count, NonNegative
 
 NO_THINKING = FixedTime(dist="fixed", value=0.0)
 
 
-def _nested(parse: Any) -> BeforeValidator:
-    """A nested law, parsed by its own function; its error keeps the key inside it."""
-
-    def validate(value: Any) -> Any:
-        try:
-            return parse(value)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
-
-    return BeforeValidator(validate)
-
-
-Think = Annotated[SerializeAsAny[DurationSpec], _nested(parse_duration)]
-Turns = Annotated[SerializeAsAny[LengthSpec], _nested(parse_lengths)]
+Think = Annotated[SerializeAsAny[DurationSpec], BeforeValidator(parse_duration)]
+Turns = Annotated[SerializeAsAny[LengthSpec], BeforeValidator(parse_lengths)]
 
 
 class Closed(ArrivalSpec):

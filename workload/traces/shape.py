@@ -21,7 +21,10 @@ Times = NDArray[np.float64]
 class TraceShape(Spec):
     """The options of a trace that do not depend on a rate."""
 
-    format: Annotated[str, Field(description="auto azure mooncake burstgpt servegen csv jsonl parquet")] = "auto"
+    format: Annotated[
+        Literal["auto", "azure", "mooncake", "burstgpt", "servegen", "csv", "jsonl", "parquet"],
+        Field(description="of the file; auto: by its name and columns, and says so"),
+    ] = "auto"
     columns: Annotated[
         dict[Literal["arrival", "prompt", "output", "hash_ids"], str],
         Field(default_factory=dict, description="names of the columns of a csv, jsonl or parquet trace"),
