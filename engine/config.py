@@ -15,8 +15,10 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 CHOICES: dict[str, tuple[str, ...]] = {
     "executor": ("model", "emulated"),
     "backend": ("auto", "native", "torch"),
-    "dtype": ("auto", "float32", "bfloat16"),
-    "attention": ("auto", "reference", "sdpa"),
+    "device": ("auto", "cpu", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "attention": ("auto", "reference", "sdpa", "triton", "flash_attn"),
+    "operators": ("auto", "torch", "triton", "compile"),
     "policy": ("fcfs", "priority", "sjf", "prefill_first", "static_batch"),
 }
 
@@ -33,14 +35,21 @@ class EngineConfig:
         executor: ``model`` computes; ``emulated`` spins for the time that ``step_time`` gives, in place of the model.
         step_time: seconds of an emulated step as coefficients of ``LinearStepTime`` (engine/executors/step_time.py).
         backend: ``native`` is the C++ step, ``torch`` the plain PyTorch path; ``auto`` takes the native one where it builds.
-        dtype: of weights and KV cache; ``auto`` is bfloat16 for ``native`` and float32 for ``torch``.
+        device: where the torch path computes; ``auto`` takes a GPU where there is one, unless ``backend`` is ``native``.
+        dtype: of weights and KV cache; ``auto`` is bfloat16 for ``native`` and on a GPU, and float32 for ``torch`` on a CPU.
         attention: attention of the torch path; ``reference`` gives each request bitwise the same tokens in any batch.
+        operators: the norms, rotations and activations between the matrix products: plain ``torch``, fused in ``triton``, or
+            through torch.compile (``compile``); ``auto`` is ``triton`` on a GPU, else ``torch``.
+        enforce_eager: on a GPU, run decode steps without CUDA graphs.
+        tensor_parallel_size: processes that share the model (torch path only), each on a GPU of its own, or all on the CPU.
         max_model_len: tokens of one request, prompt and output; ``None`` takes the model's own limit.
         max_num_seqs: seats: requests running at the same time.
         max_num_batched_tokens: tokens that one step computes at most (at least ``max_num_seqs``).
         block_size: tokens of one KV block; ``auto`` lets the back end choose.
         num_kv_blocks: KV blocks; ``None`` fills ``kv_cache_gib``.
-        kv_cache_gib: memory for the KV cache in GiB where ``num_kv_blocks`` is not given.
+        kv_cache_gib: memory for the KV cache in GiB (of all ranks together) where ``num_kv_blocks`` is not given; ``None`` is
+            1 on a CPU, and on a GPU what ``gpu_memory_utilization`` leaves.
+        gpu_memory_utilization: share of a GPU's memory that weights, cache and the largest step may take together.
         enable_prefix_caching: share full KV blocks between requests with the same beginning.
         watermark: share of the KV blocks that admission leaves free for running requests to grow.
         policy: who goes first (see engine/policies.py).
@@ -57,14 +66,19 @@ class EngineConfig:
     executor: str = "model"
     step_time: Mapping[str, float] = field(default_factory=dict)
     backend: str = "auto"
+    device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
+    operators: str = "auto"
+    enforce_eager: bool = False
+    tensor_parallel_size: int = 1
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
     block_size: int | str = "auto"
     num_kv_blocks: int | None = None
-    kv_cache_gib: float = 1.0
+    kv_cache_gib: float | None = None
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     policy: str = "fcfs"
@@ -82,7 +96,7 @@ class EngineConfig:
         LinearStepTime.from_mapping(self.step_time)
         for name in ("max_model_len", "num_kv_blocks", "max_queue", "num_threads"):
             self._require_count(name, optional=True)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             self._require_count(name)
         if self.block_size != "auto":
             self._require_count("block_size")
@@ -95,7 +109,9 @@ class EngineConfig:
             raise ValueError(f"watermark is {self.watermark}; it must be a share in [0, 1)")
         if not 0.0 <= self.ageing < math.inf:
             raise ValueError(f"ageing is {self.ageing}; it must be a finite number of at least 0")
-        if not 0.0 < self.kv_cache_gib < math.inf:
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be a share in (0, 1]")
+        if self.kv_cache_gib is not None and not 0.0 < self.kv_cache_gib < math.inf:
             raise ValueError(f"kv_cache_gib is {self.kv_cache_gib}; it must be a finite number above 0")
         if not isinstance(self.enable_prefix_caching, bool):
             raise ValueError(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be true or false")

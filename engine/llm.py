@@ -32,8 +32,6 @@ class LLM:
 
     Args:
         model: preset, folder, GGUF file, hub id or ``random:<shape>``.
-        enforce_eager: nano-vllm's switch against CUDA graphs. The CPU path has none, so both values run the same.
-        tensor_parallel_size: processes that share the model; only 1 is supported yet.
         options: any option of ``EngineConfig``; nano-vllm's names work too.
 
     Raises:
@@ -46,11 +44,7 @@ class LLM:
         print(outputs[0]["text"])
     """
 
-    def __init__(
-        self, model: str = DEFAULT_MODEL, *, enforce_eager: bool = True, tensor_parallel_size: int = 1, **options: Any
-    ) -> None:
-        if tensor_parallel_size != 1:
-            raise ValueError(f"tensor_parallel_size is {tensor_parallel_size}; only 1 is supported on this back end")
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         self.config = EngineConfig.from_options(model=model, **options)
         self.core, self.info = build_core(self.config)
         has_tokenizer = self.config.executor == "model" and not is_random(model)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
+from engine.device import find_device
 from engine.executors.base import ScheduledBatch
 from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed
 from engine.model_input import ModelInput, build_model_input
@@ -26,6 +27,9 @@ from engine.weights.fetch import say
 
 if TYPE_CHECKING:
     from engine.build import ExecutorFacts
+
+
+DEFAULT_KV_CACHE_GIB = 1.0  # on a CPU
 
 
 class Runner(Protocol):
@@ -69,10 +73,7 @@ class ModelExecutor:
     def _choose(self, logits: NDArray[np.float32], seqs: list[Sequence]) -> list[int]:
         """A token for each row; log-probabilities go straight to the sequences that ask for them."""
         params = [seq.params for seq in seqs]
-        seeds = [
-            seq.params.seed if seq.params.seed is not None else stream_seed(self.seed, seq.request_id) for seq in seqs
-        ]
-        positions = [seq.num_tokens for seq in seqs]
+        seeds, positions = self.streams(seqs)
         special = [i for i, options in enumerate(params) if options.is_special]
         if not special:
             return sample(logits, params, seeds, positions)
@@ -88,6 +89,13 @@ class ModelExecutor:
                 seqs[i].logprobs[seqs[i].num_output_tokens :] = [log_probabilities(logits[i], tokens[i], wanted)]
         return tokens
 
+    def streams(self, seqs: list[Sequence]) -> tuple[list[int], list[int]]:
+        """The seed of each sequence's random stream, and the position in it of the next token's draw."""
+        seeds = [
+            seq.params.seed if seq.params.seed is not None else stream_seed(self.seed, seq.request_id) for seq in seqs
+        ]
+        return seeds, [seq.num_tokens for seq in seqs]
+
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a request: its draws follow from seed and position."""
 
@@ -101,9 +109,21 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
     """
     from engine.build import ExecutorFacts, processor_name  # engine.build imports this module when it makes an executor
 
-    checkpoint = load_checkpoint(config.model, config.seed)
     threads = config.num_threads or len(os.sched_getaffinity(0))
-    runner, backend = _make_runner(checkpoint, config, threads)
+    device = find_device(config)
+    checkpoint = load_checkpoint(config.model, config.seed, device)
+    executor: ModelExecutor
+    if device == "cuda" or config.tensor_parallel_size > 1:
+        if config.backend == "native":
+            raise ValueError(
+                "tensor_parallel_size above 1 belongs to backend: torch or auto; the native step has one process"
+            )
+        from engine.executors.device import make_device_executor  # it extends the executor of this module
+
+        executor, backend = make_device_executor(checkpoint, config, device, threads)
+    else:
+        runner, backend = _make_runner(checkpoint, config, threads)
+        executor = ModelExecutor(runner, config.seed)
     shape = checkpoint.config
     execution = {
         "executor": "model",
@@ -114,7 +134,7 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
         **backend,
     }
     facts = ExecutorFacts(shape.vocab_size, shape.eos_token_ids, _special_tokens(checkpoint), execution)
-    return ModelExecutor(runner, config.seed), facts
+    return executor, facts
 
 
 def _make_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
@@ -146,50 +166,62 @@ def _native_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -
     block_size = NATIVE_BLOCK_SIZE if config.block_size == "auto" else int(config.block_size)
     runner = NativeRunner(
         checkpoint,
-        num_kv_blocks=_num_kv_blocks(config, kv_bytes_per_block(checkpoint.config, block_size, dtype)),
-        max_model_len=_max_model_len(checkpoint, config),
+        num_kv_blocks=num_kv_blocks(config, kv_bytes_per_block(checkpoint.config, block_size, dtype)),
+        max_model_len=max_model_len(checkpoint, config),
         block_size=block_size,
         num_threads=threads,
         dtype=dtype,
         keep_packed=checkpoint.tokenizer_path is not None,  # random weights are made faster than read
     )
-    return runner, {"backend": "native", "dtype": dtype, "native_source": source_fingerprint()}
+    facts = {"backend": "native", "instructions": runner.instructions, "dtype": dtype}
+    return runner, {**facts, "native_source": source_fingerprint()}
 
 
 def _torch_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> tuple[Runner, dict[str, Any]]:
     import torch
 
-    from engine.attention.backends import BACKENDS
+    from engine.attention.backends import backend_class, check_device
     from engine.model_runner import ModelRunner, cache_bytes_per_block
 
     dtype = "float32" if config.dtype == "auto" else config.dtype
     attention = "sdpa" if config.attention == "auto" else config.attention
-    block_size = BACKENDS[attention].default_block_size if config.block_size == "auto" else int(config.block_size)
+    operators = "torch" if config.operators == "auto" else config.operators
+    check_device(attention, "cpu")
+    block_size = backend_class(attention).default_block_size if config.block_size == "auto" else int(config.block_size)
     torch.set_num_threads(threads)
     runner = ModelRunner(
         checkpoint,
-        num_kv_blocks=_num_kv_blocks(config, cache_bytes_per_block(checkpoint.config, block_size, dtype)),
-        max_model_len=_max_model_len(checkpoint, config),
+        num_kv_blocks=num_kv_blocks(config, cache_bytes_per_block(checkpoint.config, block_size, dtype)),
+        max_model_len=max_model_len(checkpoint, config),
         block_size=block_size,
         attention=attention,
         dtype=dtype,
+        operators=operators,
     )
-    return runner, {"backend": "torch", "torch": torch.__version__, "dtype": dtype, "attention": attention}
+    return runner, {
+        "backend": "torch",
+        "torch": torch.__version__,
+        "dtype": dtype,
+        "attention": attention,
+        "operators": operators,
+    }
 
 
-def _num_kv_blocks(config: EngineConfig, block_bytes: int) -> int:
+def num_kv_blocks(config: EngineConfig, block_bytes: int) -> int:
+    """Blocks as given, or as many as the memory given (or the default of a CPU) holds."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    blocks = int(config.kv_cache_gib * 2**30) // block_bytes
+    gib = config.kv_cache_gib or DEFAULT_KV_CACHE_GIB
+    blocks = int(gib * 2**30) // block_bytes
     if blocks < 1:
         raise ValueError(
-            f"kv_cache_gib = {config.kv_cache_gib} holds no KV block of {block_bytes} bytes; give at least "
-            f"{block_bytes / 2**30:.2g}"
+            f"kv_cache_gib = {gib} holds no KV block of {block_bytes} bytes; give at least {block_bytes / 2**30:.2g}"
         )
     return blocks
 
 
-def _max_model_len(checkpoint: Checkpoint, config: EngineConfig) -> int:
+def max_model_len(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Longest sequence: the model's limit, or less if the options say so."""
     limit = checkpoint.config.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ValueError(f"max_model_len is {config.max_model_len}; {checkpoint.source} was made for at most {limit}")

@@ -6,23 +6,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.parallel import TensorParallel
+
 
 class TokenEmbedding(nn.Module):
-    """A table [vocab, hidden], read by token id, or (as a head) multiplied with hidden states."""
+    """A table [vocab, hidden], read by token id, or (as a head) multiplied with hidden states.
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    With tensor parallelism each rank holds as many rows, the last ones of the last ranks empty where the vocabulary does not
+    divide.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, parallel: TensorParallel
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.empty(vocab_size, hidden_size, dtype=dtype, device=device), requires_grad=False
-        )
+        self.parallel = parallel
+        self.vocab_size = vocab_size
+        self.rows = -(-vocab_size // parallel.size)
+        self.start = parallel.rank * self.rows
+        self.weight = nn.Parameter(torch.empty(self.rows, hidden_size, dtype=dtype, device=device), requires_grad=False)
 
     def load(self, weight: Tensor) -> None:
-        self.weight.copy_(weight)
+        """Copy this rank's rows."""
+        own = weight[self.start : self.start + self.rows]
+        self.weight[: len(own)].copy_(own)
+        self.weight[len(own) :].zero_()
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Rows of ``token_ids`` [T] -> [T, hidden]."""
-        return F.embedding(token_ids, self.weight)
+        if self.parallel.size == 1:
+            return F.embedding(token_ids, self.weight)
+        local = token_ids - self.start
+        is_own = (local >= 0) & (local < self.rows)
+        found = F.embedding(local.clamp(0, self.rows - 1), self.weight)
+        return self.parallel.sum(found.masked_fill(~is_own[:, None], 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 logits [R, vocab] of ``hidden`` [R, hidden]."""
-        return F.linear(hidden, self.weight).float()
+        scores = self.parallel.gather_columns(F.linear(hidden, self.weight))
+        return scores[:, : self.vocab_size].float()

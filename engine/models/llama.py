@@ -7,40 +7,61 @@ to. Layout and names follow Hugging Face, with q, k, v merged into one matrix an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.base import AttentionBackend, AttentionMetadata
-from engine.layers.activation import silu_and_mul
 from engine.layers.embed_head import TokenEmbedding
 from engine.layers.layernorm import RMSNorm
-from engine.layers.linear import Linear
-from engine.layers.rotary_embedding import RotaryEmbedding, rotate
+from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
+from engine.layers.operators import Operators
+from engine.layers.rotary_embedding import RotaryEmbedding
 from engine.models.config import ModelConfig
+from engine.parallel import WHOLE, TensorParallel
 
 Tensors = Mapping[str, Tensor]
+_PLAIN = Operators()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the model's parts are made: number format, device, the rank's share, and who computes the small operators."""
+
+    dtype: torch.dtype
+    device: torch.device
+    parallel: TensorParallel = WHOLE
+    operators: Operators = _PLAIN
+
+    def norm(self, size: int, eps: float) -> RMSNorm:
+        return RMSNorm(size, eps, self.dtype, self.device, self.operators)
 
 
 class LlamaAttention(nn.Module):
     """Projections, head norms and rotation around the attention back end."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, place: Placement) -> None:
         super().__init__()
         self.config = config
+        self.operators = place.operators
+        self.num_heads = place.parallel.share(config.num_heads)
+        self.num_kv_heads = place.parallel.share(config.num_kv_heads)
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv_proj = Linear(config.hidden_size, (queries, keys, keys), config.attention_bias, dtype, device)
-        self.o_proj = Linear(queries, (config.hidden_size,), False, dtype, device)
+        self.qkv_proj = ColumnParallelLinear(
+            config.hidden_size, (queries, keys, keys), config.attention_bias, place.dtype, place.device, place.parallel
+        )
+        self.o_proj = RowParallelLinear(queries, config.hidden_size, place.dtype, place.device, place.parallel)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
+            self.q_norm = place.norm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = place.norm(config.head_dim, config.rms_norm_eps)
 
     def load(self, tensors: Tensors, prefix: str) -> None:
         names = [f"{prefix}.{name}_proj" for name in ("q", "k", "v")]
         biases = [tensors[f"{name}.bias"] for name in names] if self.config.attention_bias else []
         self.qkv_proj.load([tensors[f"{name}.weight"] for name in names], biases)
-        self.o_proj.load([tensors[f"{prefix}.o_proj.weight"]])
+        self.o_proj.load(tensors[f"{prefix}.o_proj.weight"])
         if self.config.qk_norm:
             self.q_norm.load(tensors[f"{prefix}.q_norm.weight"])
             self.k_norm.load(tensors[f"{prefix}.k_norm.weight"])
@@ -53,15 +74,14 @@ class LlamaAttention(nn.Module):
         attention: AttentionBackend[Any],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        config, rows = self.config, x.shape[0]
-        qkv = self.qkv_proj(x).view(rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        if config.qk_norm:
-            query, key, value = qkv.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-            query, key = rotate(self.q_norm(query), *rotation), rotate(self.k_norm(key), *rotation)
+        rows, heads, kv_heads = x.shape[0], self.num_heads, self.num_kv_heads
+        qkv = self.qkv_proj(x).view(rows, heads + 2 * kv_heads, self.config.head_dim)
+        if self.config.qk_norm:
+            query, key, value = self.operators.normalize_and_rotate_heads(
+                qkv, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, rotation, heads, kv_heads
+            )
         else:
-            # Queries and keys lie side by side, so one call turns both.
-            both, value = qkv.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
-            query, key = rotate(both, *rotation).split((config.num_heads, config.num_kv_heads), dim=1)
+            query, key, value = self.operators.rotate_heads(qkv, rotation, heads, kv_heads)
         attended = attention.forward(query, key, value, cache, metadata)
         return self.o_proj(attended.reshape(rows, -1))
 
@@ -69,29 +89,32 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """SwiGLU feed-forward."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, place: Placement) -> None:
         super().__init__()
-        inner = config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, (inner, inner), False, dtype, device)
-        self.down_proj = Linear(inner, (config.hidden_size,), False, dtype, device)
+        self.operators = place.operators
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = ColumnParallelLinear(
+            hidden, (inner, inner), False, place.dtype, place.device, place.parallel
+        )
+        self.down_proj = RowParallelLinear(inner, hidden, place.dtype, place.device, place.parallel)
 
     def load(self, tensors: Tensors, prefix: str) -> None:
         self.gate_up_proj.load([tensors[f"{prefix}.gate_proj.weight"], tensors[f"{prefix}.up_proj.weight"]])
-        self.down_proj.load([tensors[f"{prefix}.down_proj.weight"]])
+        self.down_proj.load(tensors[f"{prefix}.down_proj.weight"])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.operators.silu_and_mul(self.gate_up_proj(x)))
 
 
 class LlamaLayer(nn.Module):
     """Norm, attention, norm, feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, place: Placement) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.self_attn = LlamaAttention(config, dtype, device)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.mlp = LlamaMLP(config, dtype, device)
+        self.input_layernorm = place.norm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, place)
+        self.post_attention_layernorm = place.norm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = LlamaMLP(config, place)
 
     def load(self, tensors: Tensors, prefix: str) -> None:
         self.input_layernorm.load(tensors[f"{prefix}.input_layernorm.weight"])
@@ -121,20 +144,20 @@ class LlamaForCausalLM(nn.Module):
     Args:
         config: the shape.
         max_positions: longest sequence the rotary table covers.
-        dtype, device: of weights and activations.
+        place: number format, device, share and operators.
     """
 
-    def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, max_positions: int, place: Placement) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, dtype, device)
-        self.rotary = RotaryEmbedding(config, max_positions, dtype, device)
-        self.layers = nn.ModuleList(LlamaLayer(config, dtype, device) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.lm_head = (
-            self.embed_tokens
-            if config.tie_word_embeddings
-            else TokenEmbedding(config.vocab_size, config.hidden_size, dtype, device)
-        )
+
+        def table() -> TokenEmbedding:
+            return TokenEmbedding(config.vocab_size, config.hidden_size, place.dtype, place.device, place.parallel)
+
+        self.embed_tokens = table()
+        self.rotary = RotaryEmbedding(config, max_positions, place.dtype, place.device)
+        self.layers = nn.ModuleList(LlamaLayer(config, place) for _ in range(config.num_layers))
+        self.norm = place.norm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = self.embed_tokens if config.tie_word_embeddings else table()
 
     def load(self, tensors: Tensors) -> None:
         """Copy a checkpoint's tensors, converted to this model's dtype."""
@@ -149,15 +172,15 @@ class LlamaForCausalLM(nn.Module):
         self,
         token_ids: Tensor,
         positions: Tensor,
-        logit_rows: Tensor,
+        logit_rows: Tensor | None,
         cache: Tensor,
         attention: AttentionBackend[Any],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """float32 logits [R, vocab] of the rows ``logit_rows`` [R].
+        """float32 logits [R, vocab] of the rows ``logit_rows`` [R]; ``None`` is all of them.
 
         Args:
-            token_ids, positions: int64 [T].
+            token_ids, positions: int32 or int64 [T].
             cache: [layers, 2, slots, kv_heads, head_dim], written in place.
         """
         x: Tensor = self.embed_tokens(token_ids)
@@ -165,5 +188,7 @@ class LlamaForCausalLM(nn.Module):
         residual = torch.zeros_like(x)
         for layer, layer_cache in zip(self.layers, cache.unbind(0), strict=True):
             x, residual = layer(x, residual, rotation, layer_cache, attention, metadata)
-        x, _ = self.norm.add(x.index_select(0, logit_rows), residual.index_select(0, logit_rows))
+        if logit_rows is not None:
+            x, residual = x.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+        x, _ = self.norm.add(x, residual)
         return self.lm_head.logits(x)

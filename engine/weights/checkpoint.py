@@ -47,16 +47,18 @@ class Checkpoint:
 
 
 class RandomTensors(Mapping[str, "torch.Tensor"]):
-    """Seeded weights, made when asked for and not kept, so that a large shape needs no second copy.
+    """Seeded weights, made when asked for and not kept, so that a large shape needs no second copy. Drawn on ``device`` (cpu
+    or cuda), whose generator decides the values.
 
     Norms are one and biases small; matrices are normal with variance 1 / columns, which keeps activations near unit
     size, and embeddings are standard normal. A tensor depends on its name, its shape and the seed
     only.
     """
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int, device: str = "cpu") -> None:
         self._shapes = tensor_shapes(config)
         self._seed = seed
+        self._device = device
 
     def __getitem__(self, name: str) -> torch.Tensor:
         import torch
@@ -65,7 +67,7 @@ class RandomTensors(Mapping[str, "torch.Tensor"]):
         if "norm" in name:
             return torch.ones(shape)
         seed = int.from_bytes(hashlib.sha256(f"{self._seed} {name}".encode()).digest()[:8], "little") >> 1
-        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        values = torch.randn(shape, generator=torch.Generator(self._device).manual_seed(seed), device=self._device)
         if name.endswith(".bias"):
             return values.mul_(0.1)
         return values if "embed" in name else values.mul_(shape[1] ** -0.5)
@@ -103,16 +105,17 @@ class FolderTensors(Mapping[str, "torch.Tensor"]):
         return len(self._names)
 
 
-def load_checkpoint(model: str, seed: int = 0) -> Checkpoint:
-    """Load ``model``: a preset, a folder, a GGUF file, a hub id or ``random:<shape>`` (drawn from ``seed``).
+def load_checkpoint(model: str, seed: int = 0, device: str = "cpu") -> Checkpoint:
+    """Load ``model``: a preset, a folder, a GGUF file, a hub id or ``random:<shape>`` (drawn from ``seed`` on ``device``).
 
     Raises:
         ValueError: no such model, or one that the engine does not support; the message says what is.
     """
     if is_random(model):
         config = random_shape(model)
-        fingerprint = hashlib.sha256(f"{model} {seed} {config}".encode()).hexdigest()
-        return Checkpoint(config, RandomTensors(config, seed), None, None, fingerprint, model)
+        drawn_by = "" if device == "cpu" else f" {device}"
+        fingerprint = hashlib.sha256(f"{model} {seed} {config}{drawn_by}".encode()).hexdigest()
+        return Checkpoint(config, RandomTensors(config, seed, device), None, None, fingerprint, model)
     return load_folder(model_folder(model), read_chat_template(model), model)
 
 

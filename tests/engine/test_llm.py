@@ -175,7 +175,7 @@ def test_nano_vllms_names_are_accepted_and_unknown_ones_are_not() -> None:
     with pytest.raises(ValueError, match="did you mean 'max_num_seqs'"):
         LLM("random:tiny-llama", max_num_seq=4)
     with pytest.raises(ValueError, match="tensor_parallel_size"):
-        LLM("random:tiny-llama", tensor_parallel_size=2)
+        LLM("random:tiny-llama", tensor_parallel_size=3)
 
 
 def test_max_tokens_zero_is_refused() -> None:

@@ -32,7 +32,7 @@ def sequence(name: str, length: int, block: int, params: SamplingParams) -> Sequ
     ("options", "message"),
     [
         ({"attention": "flash"}, "sdpa, reference"),
-        ({"dtype": "float16"}, "float32, bfloat16"),
+        ({"dtype": "float64"}, "float32, bfloat16, float16"),
         ({"num_kv_blocks": 0}, "at least 1"),
         ({"block_size": 0}, "positive multiple"),
         ({"max_model_len": 5000}, "1 to 4096"),
