@@ -1,7 +1,8 @@
 """Scheduling policies: who goes first, who may be admitted, who is preempted.
 
 A policy answers with a *static* key: waiting lines are heaps and never need re-sorting. Ageing that is linear in time
-keeps the key static: ``value - ageing * (now - received)`` orders requests like ``value + ageing * received``.
+keeps the key static: ``value - ageing * (now - received)`` orders requests like ``value + ageing * received``. Where all
+values are equal (``fcfs``, ``prefill_first``, ``static_batch``), that is the order of receipt with any ageing.
 """
 
 from __future__ import annotations
