@@ -1,4 +1,5 @@
-"""The summary and the comparison as LaTeX tables: a ``tabular`` each, to be put into a table of one's own.
+"""The summary and the comparison as LaTeX tables, a ``tabular`` each, to be put into a table of one's own; the methods as a
+paragraph.
 
 Rules are booktabs', numbers stand in siunitx's ``S`` columns. A number that may not be shown is an empty cell in braces.
 """
@@ -20,6 +21,9 @@ SPECIAL = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    # What pdflatex has no letter for, or none in every font.
+    **{"√": r"$\surd$", "²": r"$^2$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$", "·": r"$\cdot$", "−": r"$-$"},
+    **{"λ": r"$\lambda$", "φ": r"$\varphi$", "ρ": r"$\rho$", "µ": r"$\mu$", "’": "'", "“": "``", "”": "''"},
 }
 QUANTILES = (("ttft", "TTFT", (0.5, 0.9, 0.99)), ("tpot", "TPOT", (0.5,)), ("e2e", "E2E", (0.5, 0.9, 0.99)))
 
@@ -49,6 +53,11 @@ def comparison_table(comparison: pd.DataFrame) -> str:
         error = _number(100 * row["error"], 1)
         rows.append([*words, str(row["n"] or "{}"), *times, error, escape(str(row["verdict"]))])
     return _tabular(3, heads, rows, words_last=1)
+
+
+def paragraph(sentences: Sequence[str]) -> str:
+    """Running text, a sentence group a line."""
+    return "\n".join(escape(sentence) for sentence in sentences) + "\n"
 
 
 def escape(text: str) -> str:

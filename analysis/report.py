@@ -1,5 +1,5 @@
-"""A finished study becomes statements: ``report.html``, ``summary.csv``, figures, LaTeX tables, histograms, and an
-``analysis.json`` in each run.
+"""A finished study becomes statements: ``report.html``, ``report.pdf``, ``summary.csv``, figures, LaTeX tables, histograms,
+and an ``analysis.json`` in each run.
 
 ``python -m analysis.report RESULTS`` does it again at any time from what was recorded. Nothing that was measured is touched.
 """
@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pandas as pd
 
 from analysis.capacity import Capacity, Drift
 from analysis.compare import compare_study
+from analysis.exports import write_csv, write_figures, write_histograms, write_tables
 from analysis.figures.study import study_figures
-from analysis.figures.style import Drawn
-from analysis.hdr import Histogram
-from analysis.latex import comparison_table, summary_table
-from analysis.report_page import StudyFacts, render
+from analysis.figures.style import SCREEN, STYLES, Style
+from analysis.methods import methods
+from analysis.report_facts import StudyFacts, sentences
+from analysis.report_page import render
+from analysis.report_pdf import write_pdf
 from analysis.report_text import summary_text
+from analysis.report_verdicts import verdicts
 from analysis.runs import Run
 from analysis.study import StudyResults, name_of, open_study
-from analysis.summary import QUANTILES, RunSummary, latencies, summarize, write_analysis
-
-HISTOGRAMS = ("ttft", "e2e")
+from analysis.summary import RunSummary, summarize, write_analysis
 
 
 @dataclass(frozen=True)
@@ -42,22 +38,25 @@ class StudyReport:
     failures: list[str]
 
 
-def report_study(results: str | Path) -> StudyReport:
+def report_study(results: str | Path, style: str | None = None) -> StudyReport:
     """Analyse the folder of a study and write what is concluded into it.
 
+    Args:
+        results: the folder.
+        style: how figures are drawn, ``screen`` or ``paper``; default: what the study's ``outputs`` says, else ``screen``.
+
     Raises:
-        ValueError: the folder holds no measured run.
+        ValueError: the folder holds no measured run, or there is no such style.
         OSError: the folder can't be written.
     """
     study = open_study(results)
+    chosen = style_of(study, style)
     runs, summaries, failures = _summaries(study)
     comparison = compare_study(study)
     loads = [load_of(study, run, summary) for run, summary in zip(runs, summaries, strict=True)]
     for run, summary, load in zip(runs, summaries, loads, strict=True):
         rows = comparison[comparison["run"] == summary.name]
         write_analysis(run, summary, {"load": load, "compare": rows.to_dict("records")})
-    _write_csv(study.path / "summary.csv", summaries, loads)
-    _write_histograms(study.path / "hdr", runs, summaries)
     failures += [failure for summary in summaries for failure in summary.failures]
     failures += [
         f"calibration {calibration.label}: drifted by {calibration.drift.ratio:+.1%}"
@@ -67,12 +66,38 @@ def report_study(results: str | Path) -> StudyReport:
     text = summary_text(summaries, loads, study.calibrations, comparison)
     if any(run.meta.get("simulated") for run in runs):
         text = f"simulated, not measured\n{text}"
-    figures = study_figures(study, runs, summaries)
-    _write_figures(study.path / "figures", figures)
-    _write_tables(study.path / "tables", summary_table(summaries, loads), comparison_table(comparison))
+    figures = study_figures(study, runs, summaries, comparison, chosen)
+    facts = StudyFacts(study, runs, summaries, loads, comparison, failures, figures, chosen.name)
     page = study.path / "report.html"
-    page.write_text(render(StudyFacts(study, runs, summaries, loads, comparison, failures, figures)), encoding="utf-8")
+    page.write_text(render(facts), encoding="utf-8")
+    _write_beside(facts, text)
     return StudyReport(text, page, failures)
+
+
+def _write_beside(facts: StudyFacts, text: str) -> None:
+    """Everything for use elsewhere: PDF, CSV, histograms, figures, tables."""
+    folder, said = facts.study.path, methods(facts.study, facts.summaries, facts.comparison)
+    write_csv(folder / "summary.csv", facts.summaries, facts.loads)
+    write_histograms(folder / "hdr", facts.runs, facts.summaries)
+    write_figures(folder / "figures", facts.figures)
+    write_tables(folder / "tables", facts.summaries, facts.loads, facts.comparison, said)
+    judged = [f"{verdict.sign} {verdict.topic}: {verdict.words}" for verdict in verdicts(facts)]
+    sections = [("What was run", sentences(facts)), ("Verdicts", judged), ("Methods", said)]
+    title = f"Latency Lab: {facts.study.name}"
+    write_pdf(folder / "report.pdf", title, sections, text.splitlines(), facts.figures)
+
+
+def style_of(study: StudyResults, wanted: str | None) -> Style:
+    """The style asked for, or the one that the study's runs were recorded with.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    recorded = (study.runs[0].meta.get("outputs") or {}).get("style")
+    name = wanted or str(recorded or SCREEN.name)
+    if name not in STYLES:
+        raise ValueError(f"no style is called {name!r}; there are {', '.join(STYLES)}")
+    return STYLES[name]
 
 
 def load_of(study: StudyResults, run: Run, summary: RunSummary) -> tuple[float, float]:
@@ -99,83 +124,15 @@ def _summaries(study: StudyResults) -> tuple[list[Run], list[RunSummary], list[s
     return runs, summaries, failures
 
 
-def _write_csv(path: Path, summaries: Sequence[RunSummary], loads: Sequence[tuple[float, float]]) -> None:
-    """One row a run; latencies in seconds, empty where they may not be shown."""
-    rows = []
-    for summary, (planned, realised) in zip(summaries, loads, strict=True):
-        row: dict[str, Any] = {
-            "experiment": summary.experiment,
-            "point": summary.point,
-            "replication": summary.replication,
-            "status": summary.status,
-            "arrived": summary.measured.arrived,
-            "finished": summary.measured.finished,
-            "refused": summary.measured.refused,
-            "failed": summary.measured.failed,
-            "aborted": summary.measured.aborted,
-            "in_flight": summary.measured.in_flight,
-            "load_planned": planned,
-            "load_realised": realised,
-            "offered_per_s": summary.load.offered,
-            "accepted_per_s": summary.load.accepted,
-            "completed_per_s": summary.load.completed,
-            "stability": summary.stability.verdict,
-            "stability_z": summary.stability.z,
-            "little": summary.little.verdict,
-            "little_remainder_share": summary.little.closure.remainder_share,
-            "lag_p99_s": summary.lag.get("p99_s"),
-            "occupancy": summary.occupancy,
-            "busy": summary.busy,
-        }
-        for metric in ("ttft", "tpot", "e2e"):
-            latency = getattr(summary, metric)
-            row[f"{metric}_n"] = latency.n
-            row[f"{metric}_mean_s"] = latency.sample_mean
-            row |= {f"{metric}_p{100 * q:g}_s": latency.shown(q) for q in QUANTILES}
-        if summary.slo is not None:
-            row |= {"slo_share": summary.slo.share, "goodput_per_s": summary.slo.goodput, "slo": summary.slo.verdict}
-        rows.append(row)
-    pd.DataFrame(rows).to_csv(path, index=False)
-
-
-def _write_figures(folder: Path, figures: Sequence[Drawn]) -> None:
-    """Each figure of the page as SVG, PDF and CSV; what an earlier report left there goes first."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for figure in figures:
-        figure.write(folder)
-
-
-def _write_tables(folder: Path, summary: str, comparison: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.tex").write_text(summary, encoding="utf-8")
-    (folder / "compare.tex").write_text(comparison, encoding="utf-8")
-
-
-def _write_histograms(folder: Path, runs: Sequence[Run], summaries: Sequence[RunSummary]) -> None:
-    """``hdr/<experiment>/<point>.<metric>.hgrm``, the replications of a point merged; unstable runs have none."""
-    merged: dict[Path, Histogram] = {}
-    for run, summary in zip(runs, summaries, strict=True):
-        if not summary.stable:
-            continue
-        durations = latencies(run)
-        for metric in HISTOGRAMS:
-            path = folder / summary.experiment / f"{summary.point}.{metric}.hgrm"
-            values = durations[metric]
-            merged.setdefault(path, Histogram()).record(values[~np.isnan(values)])
-    for path, histogram in merged.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        histogram.write_hgrm(path)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code (1: a verdict failed and ``--strict``; 2: bad input)."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Analyse a recorded study again.")
     parser.add_argument("results", type=Path, help="a results folder")
+    parser.add_argument("--style", choices=sorted(STYLES), help="of the figures (default: what the study says)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a verdict failed")
     options = parser.parse_args(arguments)
     try:
-        report = report_study(options.results)
+        report = report_study(options.results, options.style)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

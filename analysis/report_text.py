@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.capacity import Capacity, Drift
 from analysis.intervals import Estimate, TooShort
 from analysis.study import Calibration
-from analysis.summary import Latency, RunSummary
+from analysis.summary import Latency, RunSummary, lag_words
 from analysis.tables import aligned
 
 SHOWN = (("TTFT", "ttft", (0.5, 0.9, 0.99)), ("TPOT", "tpot", (0.5, 0.9)), ("E2E", "e2e", (0.5, 0.9, 0.99)))
@@ -111,13 +111,6 @@ def closure_words(summary: RunSummary) -> str:
     return f"closed (remainder {100 * share:+.3f} %)" if verdict == "closed" else verdict
 
 
-def lag_words(summary: RunSummary) -> str:
-    """Whether the generator kept up."""
-    verdict = str(summary.lag.get("verdict", "unknown")).split(":")[0]
-    p99 = summary.lag.get("p99_s")
-    return verdict if p99 is None else f"{verdict} (p99 lag {1e3 * float(p99):.2f} ms)"
-
-
 def interval_words(estimate: Estimate | TooShort | None, scale: float = 1.0) -> str:
     """A mean with its interval, or why there is none."""
     if isinstance(estimate, Estimate):
@@ -134,7 +127,10 @@ def calibration_line(calibration: Calibration) -> str:
     if isinstance(after, Capacity):
         words += f"; after the sweep {after.rate:.2f}"
     if isinstance(drift, Drift):
-        words += f": {drift.verdict} (the same requests took {drift.ratio:+.1%} time)"
+        words += (
+            f": {drift.verdict} (the same requests took {drift.ratio:+.1%} time, "
+            f"{drift.confidence:.0%} confidence {drift.low:+.1%} to {drift.high:+.1%})"
+        )
         if drift.drifted:
             words += "; loads of this sweep are uncertain by as much"
     return words

@@ -2,157 +2,183 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.capacity import Capacity
 from analysis.curve import Curve
-from analysis.figures.style import GRID, INK, MUTED, PAPER, SERIES, Drawn, axes, finish
-from analysis.summary import Latency, RunSummary
-from analysis.tails import QuantileInterval
+from analysis.figures.points import NAMES, Array, LoadAxis, Middle, Point, left_out, would_notice
+from analysis.figures.style import GRID, INK, MUTED, PAPER, SERIES, Drawn, Style, axes, finish
 
-NAMES = {"ttft": "TTFT", "e2e": "E2E"}
+HEADROOM = 1.35  # of the axis over the highest dot and the simulated line
 
 
 def hockey_stick(
-    name: str, summaries: Sequence[RunSummary], capacity: Capacity, curve: Curve | None, metric: str
-) -> Drawn:
-    """One metric (``ttft`` or ``e2e``) of all runs that share ``capacity``."""
-    stable = [summary for summary in summaries if summary.stable]
-    unstable = [summary for summary in summaries if summary.stability.verdict == "unstable"]
-    with axes() as (figure, ax):
+    name: str,
+    points: Sequence[Point],
+    axis: LoadAxis,
+    curve: Curve | None,
+    metric: str,
+    comparison: pd.DataFrame,
+    style: Style,
+) -> Drawn | None:
+    """One metric (``ttft`` or ``e2e``) of the points of one sweep; None where none has a middle."""
+    shown = [(point, middle) for point in points if point.stable and (middle := point.middle(metric)) is not None]
+    unstable = [point for point in points if point.unstable]
+    if not shown:
+        return None
+    with axes(style) as (figure, (ax,)):
         if curve is not None:
-            low, high = 1e3 * curve.low[metric], 1e3 * curve.high[metric]
-            ax.fill_between(
-                curve.load, low, high, color=SERIES[1], alpha=0.16, linewidth=0, label="simulated, other requests"
-            )
+            bands = 1e3 * curve.low[metric], 1e3 * curve.high[metric]
+            ax.fill_between(curve.load, *bands, color=SERIES[1], alpha=0.16, lw=0, label="simulated, other requests")
             ax.plot(curve.load, 1e3 * curve.median[metric], color=SERIES[1], label="simulated, same requests")
-        for i, summary in enumerate(stable):
-            _dot(ax, summary, getattr(summary, metric), capacity, first=i == 0)
-        _capacity_line(ax, capacity)
-        _limit(ax, summaries, metric)
-        ax.set_ylim(bottom=0)
-        ax.set_xlim(left=0, right=max([1.1, *(s.load.offered / capacity.rate for s in unstable)]) * 1.04)
-        for summary in unstable:
-            _unstable(ax, summary, capacity)
-        ax.set_xlabel("realised load: arrivals per second / capacity")
+        _dots(ax, shown, axis)
+        top = HEADROOM * _highest(shown, curve, metric)
+        ax.set_ylim(0, top)
+        ax.set_xlim(0, axis.right(points))
+        capacity_line(ax, axis)
+        _limit(ax, points, metric, top)
+        for i, point in enumerate(unstable):
+            label = "unstable: not averaged" if i == 0 else None
+            ax.plot(axis.at(point.offered), 0.95 * top, "X", color=INK, ms=style.marker + 2, ls="none", label=label)
+        ax.set_xlabel(axis.label)
         ax.set_ylabel(f"median {NAMES[metric]} (ms)")
-        ax.legend(loc="upper left", bbox_to_anchor=(0.0, 0.97))
-    counts = ", ".join(str(getattr(summary, metric).n) for summary in stable)
-    band = (
-        "" if curve is None else f" Band: lowest to highest median of {curve.fresh} simulated runs with other requests."
-    )
+        ax.legend(loc="upper left")
+    used = [point for point, _ in shown]
     return finish(
         figure,
         f"{name}-{metric}",
         f"{NAMES[metric]} against load ({name})",
         label=f"median {NAMES[metric]} against load",
-        look=_look(metric, curve is not None, bool(unstable)),
-        caption="Client's stamps, from the intended arrival; "
-        f"n = {counts} requests. Bars: 95 % confidence, vertical of the median, "
-        f"horizontal of the load through the capacity ({capacity.low:.1f} to {capacity.high:.1f} req/s, n = {capacity.n}). "
-        f"Hollow: too few effective observations for an interval, the mean is shown.{band}",
-        data=_data(stable, capacity, curve, metric),
+        look=_look(metric, curve, bool(unstable)),
+        caption=_caption(shown, axis, curve, metric, top)
+        + would_notice(comparison, "simulation", _runs(used), f"mean {NAMES[metric]}")
+        + left_out(points, None, [*used, *unstable]),
+        data=_data(shown, axis, curve, metric),
     )
 
 
-def _data(stable: Sequence[RunSummary], capacity: Capacity, curve: Curve | None, metric: str) -> pd.DataFrame:
-    """Loads with their intervals, latencies in ms: measured medians (or the mean), then the simulated curve."""
-    rows = []
-    for summary in stable:
-        latency: Latency = getattr(summary, metric)
-        found = latency.quantiles.get(0.5)
-        has = isinstance(found, QuantileInterval)
-        offered = summary.load.offered
-        rows.append(
-            {
-                "series": "measured median" if has else "measured mean",
-                "load": offered / capacity.rate,
-                "load_low": offered / capacity.high,
-                "load_high": offered / capacity.low,
-                f"{metric}_ms": 1e3 * (found.value if isinstance(found, QuantileInterval) else latency.sample_mean),
-                "low_ms": 1e3 * found.low if isinstance(found, QuantileInterval) else np.nan,
-                "high_ms": 1e3 * found.high if isinstance(found, QuantileInterval) else np.nan,
-            }
+def capacity_line(ax: Axes, axis: LoadAxis) -> None:
+    """The capacity with its interval, named above the picture, where no dot can be."""
+    capacity = axis.capacity
+    if capacity is None:
+        return
+    ax.axvspan(capacity.low / capacity.rate, capacity.high / capacity.rate, color=GRID, alpha=0.5, lw=0)
+    ax.axvline(1.0, color=MUTED, lw=1.2, ls=(0, (4, 2)))
+    words = f"capacity {capacity.rate:.3g}/s"
+    ax.annotate(words, (1.0, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=MUTED)
+
+
+def _runs(points: Sequence[Point]) -> list[str]:
+    return [summary.name for point in points for summary in point.summaries]
+
+
+def _highest(shown: Sequence[tuple[Point, Middle]], curve: Curve | None, metric: str) -> float:
+    tops = [1e3 * (middle.high if math.isfinite(middle.high) else middle.value) for _, middle in shown]
+    return max([*tops, *([] if curve is None else (1e3 * curve.median[metric]).tolist())])
+
+
+def _dots(ax: Axes, shown: Sequence[tuple[Point, Middle]], axis: LoadAxis) -> None:
+    named: set[str] = set()
+    for point, middle in shown:
+        load, value = axis.at(point.offered), 1e3 * middle.value
+        has = math.isfinite(middle.high)
+        label = f"measured{'' if has else ', mean'}{', stability undecided' if point.undecided else ''}"
+        marker = "D" if point.undecided else "o"
+        errors = [[value - 1e3 * middle.low], [1e3 * middle.high - value]] if has else None
+        ax.errorbar(
+            load,
+            value,
+            errors,
+            [[side] for side in axis.sides(point.offered)],
+            fmt=marker,
+            color=SERIES[0],
+            mfc=SERIES[0] if has else PAPER,
+            elinewidth=1.1,
+            capsize=2.5,
+            label=label if label not in named else None,
         )
-    if curve is not None:
-        for i, load in enumerate(curve.load):
-            values = [1e3 * part[metric][i] for part in (curve.median, curve.low, curve.high)]
-            rows.append(
-                {"series": "simulated median", "load": load}
-                | dict(zip((f"{metric}_ms", "low_ms", "high_ms"), values, strict=True))
-            )
-    return pd.DataFrame(rows)
+        named.add(label)
 
 
-def _look(metric: str, simulated: bool, unstable: bool) -> str:
+def _limit(ax: Axes, points: Sequence[Point], metric: str, top: float) -> None:
+    """The objective, where it lies within what is shown anyway."""
+    slos = [summary.slo for point in points for summary in point.summaries if summary.slo is not None]
+    for limit in sorted({slo.limits[metric] for slo in slos if metric in slo.limits}):
+        if limit <= top:
+            ax.axhline(limit, color=MUTED, lw=1.0, ls=(0, (1, 2)), label=f"objective {limit:g} ms")
+
+
+def _look(metric: str, curve: Curve | None, unstable: bool) -> str:
     look = "Latency stays nearly flat and bends up before the capacity is reached"
     if metric == "e2e":
         look = "Sharing a batch slows everyone down: the whole answer takes longer long before anyone has to queue"
-    if simulated:
-        look += "; the dots should lie on the simulated line"
+    if curve is not None:
+        look += "; where the simulation holds, the bars of the dots reach its line"
     if unstable:
         look += "; at the cross no average exists, since the longer one measures the larger it gets"
     return look + "."
 
 
-def _dot(ax: Axes, summary: RunSummary, latency: Latency, capacity: Capacity, *, first: bool) -> None:
-    found = latency.quantiles.get(0.5)
-    load = summary.load.offered / capacity.rate
-    sides = [[load - summary.load.offered / capacity.high], [summary.load.offered / capacity.low - load]]
-    label = "measured" if first else None
-    if isinstance(found, QuantileInterval) and np.isfinite(found.high):
-        value = 1e3 * found.value
-        errors = [[value - 1e3 * found.low], [1e3 * found.high - value]]
-        ax.errorbar(
-            load, value, errors, sides, fmt="o", color=SERIES[0], ms=5, elinewidth=1.1, capsize=2.5, label=label
+def _caption(
+    shown: Sequence[tuple[Point, Middle]], axis: LoadAxis, curve: Curve | None, metric: str, top: float
+) -> str:
+    counts = ", ".join(str(point.count(metric)) for point, _ in shown)
+    kinds = " or ".join(dict.fromkeys(middle.kind for _, middle in shown))
+    words = (
+        f"Client's stamps, from the intended arrival; n = {counts} requests; {kinds}. Upright bars: 95 % confidence."
+    )
+    if axis.capacity is not None:
+        words += (
+            " Level bars and the grey strip: what the capacity's 95 % interval "
+            f"({axis.capacity.low:.1f} to {axis.capacity.high:.1f} req/s, n = {axis.capacity.n}) leaves open of the load."
         )
-    elif np.isfinite(latency.sample_mean):
-        ax.plot(load, 1e3 * latency.sample_mean, "o", mfc=PAPER, mec=SERIES[0], ms=5, label=label)
+    if any(not math.isfinite(middle.high) for _, middle in shown):
+        words += " Hollow: too few effective observations for an interval, the mean is shown."
+    if any(point.undecided for point, _ in shown):
+        words += " Diamond: the backlog grew by more than is usual, not by enough to call it unstable."
+    if curve is not None:
+        words += f" Band: lowest to highest median of {curve.fresh} simulated runs with other requests"
+        out = _leaves(curve.load, 1e3 * curve.high[metric], top)
+        words += (
+            "."
+            if out is None
+            else f"; it leaves the picture at load {out:.2f}, up to {1e3 * curve.high[metric].max():.0f} ms."
+        )
+    return words
 
 
-def _capacity_line(ax: Axes, capacity: Capacity) -> None:
-    ax.axvspan(capacity.low / capacity.rate, capacity.high / capacity.rate, color=GRID, alpha=0.5, linewidth=0)
-    ax.axvline(1.0, color=MUTED, linewidth=1.2, linestyle=(0, (4, 2)))
-    ax.annotate(
-        f"capacity {capacity.rate:.3g}/s",
-        (1.0, 0.03),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4, 0),
-        textcoords="offset points",
-        rotation=90,
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-        color=MUTED,
-    )
+def _leaves(load: Array, height: Array, top: float) -> float | None:
+    """The first load at which a line through these heights is above ``top``."""
+    over = np.flatnonzero(height > top)
+    if not over.size:
+        return None
+    i = int(over[0])
+    if i == 0:
+        return float(load[0])
+    share = (top - height[i - 1]) / (height[i] - height[i - 1])
+    return float(load[i - 1] + share * (load[i] - load[i - 1]))
 
 
-def _limit(ax: Axes, summaries: Sequence[RunSummary], metric: str) -> None:
-    """The objective, where it lies within what is shown anyway."""
-    limits = {summary.slo.limits[metric] for summary in summaries if summary.slo and metric in summary.slo.limits}
-    top = ax.get_ylim()[1]
-    for limit in limits:
-        if limit <= top:
-            ax.axhline(limit, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
-            ax.annotate(
-                "objective", (0.99, limit), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8.5
+def _data(shown: Sequence[tuple[Point, Middle]], axis: LoadAxis, curve: Curve | None, metric: str) -> pd.DataFrame:
+    """Loads with their intervals, latencies in ms: what was measured, then the simulated curve."""
+    rows = []
+    for point, middle in shown:
+        left, right = axis.sides(point.offered)
+        load = axis.at(point.offered)
+        values = {f"{metric}_ms": middle.value, "low_ms": middle.low, "high_ms": middle.high}
+        rows.append(
+            {"series": f"measured {middle.kind}", "load": load, "load_low": load - left, "load_high": load + right}
+            | {key: 1e3 * value for key, value in values.items()}
+        )
+    if curve is not None:
+        for i, load in enumerate(curve.load):
+            parts = [1e3 * part[metric][i] for part in (curve.median, curve.low, curve.high)]
+            rows.append(
+                {"series": "simulated median", "load": load, "load_low": np.nan, "load_high": np.nan}
+                | dict(zip((f"{metric}_ms", "low_ms", "high_ms"), parts, strict=True))
             )
-
-
-def _unstable(ax: Axes, summary: RunSummary, capacity: Capacity) -> None:
-    load = summary.load.offered / capacity.rate
-    top = ax.get_ylim()[1]
-    ax.plot(load, top * 0.96, "X", color=INK, ms=7, clip_on=False)
-    ax.annotate(
-        "unstable,\nnot averaged",
-        (load, top * 0.96),
-        xytext=(0, -8),
-        textcoords="offset points",
-        ha="center" if load < 1.2 else "right",
-        va="top",
-        fontsize=8.5,
-    )
+    return pd.DataFrame(rows)

@@ -8,41 +8,26 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.figures.style import DASHES, SERIES, Drawn, axes, finish
-from analysis.intervals import correlation_time
-from analysis.runs import Run
-from analysis.summary import RunSummary, latencies
+from analysis.figures.points import LEAST, NAMES, Array, Point, known_to, left_out
+from analysis.figures.style import DASHES, SERIES, Drawn, Style, axes, finish
 from analysis.tails import LEAST_BEYOND
 
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 TICKS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999)
-LEAST = 4 * LEAST_BEYOND  # effective observations below which there is no line
 
 
-def by_percentile(runs: Sequence[tuple[Run, RunSummary]], metric: str) -> Drawn | None:
-    """One line a stable run; None where no run has enough observations."""
-    shown = 0
-    counts = []
+def by_percentile(points: Sequence[Point], metric: str, style: Style) -> Drawn | None:
+    """One line a stable point, its replications merged; None where no point has enough observations."""
+    shown = lines(points, metric)
+    if not shown:
+        return None
+    last = max(float(q[-1]) for _, q, _ in shown)
     data = []
-    with axes() as (figure, ax):
-        last = 0.5
-        for run, summary in runs:
-            values = latencies(run)[metric]
-            values = values[~np.isnan(values)]
-            worth = effective_n(values)
-            if not summary.stable or worth < LEAST or shown == len(SERIES):
-                continue
-            q, height = percentile_line(values, worth)
-            name = f"{summary.experiment} {summary.point}"
-            ax.step(1 / (1 - q), 1e3 * height, where="pre", color=SERIES[shown], linestyle=DASHES[shown], label=name)
-            data.append(pd.DataFrame({"run": name, "q": q, f"{metric}_ms": 1e3 * height}))
-            counts.append(f"{name}: {values.size} requests worth {worth:.0f}")
-            last = max(last, float(q[-1]))
-            shown += 1
-        if not shown:
-            return None
+    with axes(style) as (figure, (ax,)):
+        for (point, q, height), colour, dash in zip(shown, SERIES, DASHES, strict=False):
+            ax.step(1 / (1 - q), 1e3 * height, where="pre", color=colour, ls=dash, label=point.name)
+            data.append(pd.DataFrame({"run": point.name, "q": q, f"{metric}_ms": 1e3 * height}))
         ax.set_xscale("log")
-        ax.set_xlim(1, 1.15 / (1 - last))
+        ax.set_xlim(1, 1.15 / (1 - max(last, 0.5)))
         ax.set_ylim(bottom=0)
         ticks = [q for q in TICKS if q <= last] if last >= 0.5 else [0.0]
         ax.xaxis.set_major_locator(FixedLocator([1 / (1 - q) for q in ticks]))
@@ -51,30 +36,44 @@ def by_percentile(runs: Sequence[tuple[Run, RunSummary]], metric: str) -> Drawn 
         ax.set_xlabel("percentile, on the scale of 1 / (1 − q)")
         ax.set_ylabel(f"{NAMES[metric]} (ms)")
         ax.legend(loc="upper left")
+    used = [point for point, _, _ in shown]
     return finish(
         figure,
         f"percentiles-{metric}",
         f"{NAMES[metric]} by percentile",
         label=f"{NAMES[metric]} by percentile",
         look="A straight line is an exponential tail; a line that bends up is heavier, and averages say little about it.",
-        caption=f"Client's stamps. Each line ends where fewer than {LEAST_BEYOND} effective observations lie beyond ("
-        + "; ".join(counts)
-        + "). Full histograms: hdr/.",
+        caption=f"Client's stamps ({counted(used, metric)}). Each line ends where fewer than {LEAST_BEYOND} effective "
+        f"observations lie beyond; full histograms: hdr/.{known_to(used, metric)}{left_out(points, metric, used)}",
         data=data,
     )
 
 
-def percentile_line(values: np.ndarray, worth: float) -> tuple[np.ndarray, np.ndarray]:
+def lines(points: Sequence[Point], metric: str) -> list[tuple[Point, Array, Array]]:
+    """The points that get a line, as many as there are colours, each with q and the latency there (s)."""
+    found: list[tuple[Point, Array, Array]] = []
+    for point in points:
+        if not point.stable or len(found) == len(SERIES):
+            continue
+        values, worth = point.values(metric)
+        if worth >= LEAST:
+            found.append((point, *percentile_line(values, worth)))
+    return found
+
+
+def counted(points: Sequence[Point], metric: str) -> str:
+    """How many requests each point has, and what they are worth."""
+    parts = []
+    for point in points:
+        values, worth = point.values(metric)
+        parts.append(f"{point.name}: n = {values.size}, worth {worth:.0f}")
+    return "; ".join(parts)
+
+
+def percentile_line(values: Array, worth: float) -> tuple[Array, Array]:
     """q and the value there, up to the last q with ``LEAST_BEYOND`` effective observations beyond it."""
     ordered = np.sort(values)
     q = np.arange(1, ordered.size + 1) / ordered.size
     kept = worth * (1 - q) >= LEAST_BEYOND - 1e-9
     kept &= np.isfinite(ordered)
     return np.concatenate([[0.0], q[kept]]), np.concatenate([[ordered[0]], ordered[kept]])
-
-
-def effective_n(values: np.ndarray) -> float:
-    """How many independent observations the values are worth around their median."""
-    if values.size < 4:
-        return float(values.size)
-    return values.size / correlation_time((values > np.median(values)).astype(float))

@@ -1,64 +1,101 @@
-"""Which figures a study gets: a hockey stick for each mix, one seat against theory, percentiles and tails, parts of
-the latency, number in system."""
+"""Which figures a study gets, in reading order: what its sweeps did with their load, the latencies, where time goes, and
+how far models hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from analysis.capacity import Capacity
-from analysis.curve import simulated_curve
+from analysis.curve import Curve, simulated_curve
 from analysis.figures.ccdf import ccdf
 from analysis.figures.hockey_stick import hockey_stick
+from analysis.figures.load import attainment, busy, throughput
+from analysis.figures.models import against_models
 from analysis.figures.number_in_system import number_in_system
 from analysis.figures.one_seat import lindley_dots, one_seat_tail
 from analysis.figures.percentiles import by_percentile
-from analysis.figures.style import Drawn
+from analysis.figures.points import LoadAxis, Point, points_of
+from analysis.figures.sharing import e2e_by_output
+from analysis.figures.step_time import step_time
+from analysis.figures.style import SCREEN, Drawn, Style
 from analysis.figures.where_time_goes import where_time_goes
+from analysis.fit.step_time import StepTimeModel
 from analysis.runs import Run
-from analysis.study import Calibration, StudyResults
+from analysis.study import StudyResults
 from analysis.summary import RunSummary
 
-Pairs = list[tuple[Run, RunSummary]]
+METRICS = ("ttft", "e2e")
 
 
-def study_figures(study: StudyResults, runs: Sequence[Run], summaries: Sequence[RunSummary]) -> list[Drawn]:
-    """All figures in reading order."""
-    pairs = list(zip(runs, summaries, strict=True))
+def study_figures(
+    study: StudyResults,
+    runs: Sequence[Run],
+    summaries: Sequence[RunSummary],
+    comparison: pd.DataFrame,
+    style: Style = SCREEN,
+) -> list[Drawn]:
+    """All figures of the study's runs; ``comparison`` as from ``compare_study``."""
+    points = points_of(list(zip(runs, summaries, strict=True)))
+    sweeps = _sweeps(study, points)
     drawn: list[Drawn | None] = []
-    for calibration in study.calibrations:
-        group = [pair for pair in pairs if study.calibration_of(pair[0]) is calibration]
-        if len(group) > 1:
-            drawn += _sweep(study, calibration, group)
-    for run, summary in pairs:
+    for label, axis, group in sweeps:
+        name, curve = slug(label), _curve(study, axis, group)
+        drawn += [hockey_stick(name, group, axis, curve, metric, comparison, style) for metric in METRICS]
+        drawn += [figure(name, group, axis, style) for figure in (throughput, busy, attainment)]
+    drawn += [by_percentile(points, metric, style) for metric in METRICS]
+    drawn += [ccdf(points, "e2e", style), where_time_goes(points, style)]
+    drawn += [number_in_system(slug(label), label, group, style) for label, group in _together(sweeps, points)]
+    for label, group in _together(sweeps, points):
+        drawn.append(e2e_by_output(slug(label), group, comparison, style))
+    for point in points:
+        run, summary = point.pairs[0]
         if summary.seats == 1 and run.recorded("steps") and run.recorded("batch"):
-            name = slug(summary.experiment)
-            drawn += [one_seat_tail(name, run, summary), lindley_dots(name, run)]
-    drawn += [by_percentile(pairs, metric) for metric in ("ttft", "e2e")]
-    drawn += [ccdf(pairs, "e2e"), where_time_goes(pairs)]
-    singles = [pair for pair in pairs if not any(pair in group for group in _sweeps(study, pairs))]
-    groups = [(group[0][1].experiment, group) for group in _sweeps(study, pairs)]
-    groups += [(f"{summary.experiment} {summary.point}", [(run, summary)]) for run, summary in singles]
-    drawn += [number_in_system(slug(title), title, group) for title, group in groups]
+            name = slug(summary.experiment if _only(point, points) else point.name)
+            drawn += [one_seat_tail(name, run, summary, comparison, style), lindley_dots(name, run, style)]
+    drawn += [step_time(slug(calibration.label), calibration, style) for calibration in study.calibrations]
+    drawn.append(against_models(comparison, style))
     return [figure for figure in drawn if figure is not None]
 
 
-def _sweeps(study: StudyResults, pairs: Pairs) -> list[Pairs]:
-    groups = [
-        [pair for pair in pairs if study.calibration_of(pair[0]) is calibration] for calibration in study.calibrations
+def _sweeps(study: StudyResults, points: Sequence[Point]) -> list[tuple[str, LoadAxis, list[Point]]]:
+    """Points that share an axis: those of one capacity; where none is known, those of one experiment at several rates."""
+    found: dict[str, tuple[LoadAxis, list[Point]]] = {}
+    for point in points:
+        calibration = study.calibration_of(point.pairs[0][0])
+        capacity = calibration.capacity if calibration is not None else None
+        known = calibration is not None and isinstance(capacity, Capacity)
+        label = calibration.label if calibration is not None and known else point.experiment
+        axis = LoadAxis(capacity if isinstance(capacity, Capacity) else None)
+        found.setdefault(label, (axis, []))[1].append(point)
+    return [
+        (label, axis, group)
+        for label, (axis, group) in found.items()
+        if len({round(point.offered, 9) for point in group}) > 1
     ]
-    return [group for group in groups if len(group) > 1]
 
 
-def _sweep(study: StudyResults, calibration: Calibration, group: Pairs) -> list[Drawn | None]:
-    capacity = calibration.capacity
-    if not isinstance(capacity, Capacity):
-        return []
-    stable = [run for run, summary in group if summary.stable]
-    model = study.step_time_of(group[0][0])
-    curve = simulated_curve(stable, model, capacity.rate) if stable and model is not None else None
-    name = slug(calibration.label)
-    summaries = [summary for _, summary in group]
-    return [hockey_stick(name, summaries, capacity, curve, metric) for metric in ("ttft", "e2e")]
+def _together(
+    sweeps: Sequence[tuple[str, LoadAxis, list[Point]]], points: Sequence[Point]
+) -> list[tuple[str, list[Point]]]:
+    """The sweeps, and each point that belongs to none by itself."""
+    groups = [(label, group) for label, _, group in sweeps]
+    swept = [point for _, group in groups for point in group]
+    return groups + [(f"{point.experiment} {point.point}", [point]) for point in points if point not in swept]
+
+
+def _curve(study: StudyResults, axis: LoadAxis, group: Sequence[Point]) -> Curve | None:
+    """Through the stable points' first replications, where step times were fitted."""
+    stable = [point.pairs[0][0] for point in group if point.stable]
+    model: StepTimeModel | None = study.step_time_of(group[0].pairs[0][0])
+    if not stable or model is None or axis.capacity is None:
+        return None
+    return simulated_curve(stable, model, axis.capacity.rate)
+
+
+def _only(point: Point, points: Sequence[Point]) -> bool:
+    return sum(other.experiment == point.experiment for other in points) == 1
 
 
 def slug(name: str) -> str:

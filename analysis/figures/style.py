@@ -1,7 +1,8 @@
 """Figures for the page (inline SVG that follows its font, its colours, light or dark, any width) and for papers beside it.
 
 Matplotlib draws in the light colours; on the way into the page each becomes a CSS variable, with the light value to fall
-back on. Series colours follow Okabe and Ito (2008), told apart by marker and dash as well, so that they hold in grey.
+back on. Series colours follow Okabe and Ito (2008), told apart by marker and dash as well, so that they hold in grey. Two
+styles: ``screen``, and ``paper``, one column of a journal wide.
 """
 
 from __future__ import annotations
@@ -27,15 +28,31 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"} |
 }
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
 MARKERS = ("o", "^", "s", "D", "v", "P")
-SIZE = (4.7, 3.1)  # inches: about the width of a phone at the font size below
+
+
+@dataclass(frozen=True)
+class Style:
+    """How large a figure is drawn (inches) and how large its letters are (points)."""
+
+    name: str
+    width: float
+    height: float
+    font: float
+    small: float
+    line: float
+    marker: float
+
+
+STYLES = {
+    "screen": Style("screen", 4.7, 3.1, 9.5, 8.5, 1.6, 5.0),  # about the width of a phone
+    "paper": Style("paper", 3.3, 2.3, 7.5, 6.5, 1.1, 3.5),  # one column of two
+}
+SCREEN = STYLES["screen"]
 
 _RC: Any = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "font.family": "sans-serif",
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9.5,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
@@ -51,15 +68,13 @@ _RC: Any = {
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.6,
 }
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: ``svg`` to put inline, what to ``look`` for, the ``caption`` with source and count; and for use elsewhere
-    the ``files`` by suffix (svg, pdf) and the ``data`` it shows."""
+    """A figure: ``svg`` to put inline, what to ``look`` for, the ``caption`` with source, count and what would be noticed;
+    and for use elsewhere the ``files`` by suffix (svg, pdf), the ``data`` it shows and the laid-out ``figure`` itself."""
 
     name: str
     title: str
@@ -68,6 +83,7 @@ class Drawn:
     caption: str
     files: Mapping[str, bytes]
     data: pd.DataFrame
+    figure: Figure
 
     def write(self, folder: Path) -> None:
         """``<name>.svg``, ``<name>.pdf`` and ``<name>.csv`` into ``folder``, which exists."""
@@ -77,11 +93,21 @@ class Drawn:
 
 
 @contextmanager
-def axes(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figure, Axes]]:
-    """One empty pair of axes in the page's style."""
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.add_subplot()
+def axes(style: Style = SCREEN, height: float = 1.0, rows: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure in the page's style with ``rows`` empty pairs of axes that share their horizontal one; ``height`` is a share
+    of the style's."""
+    sizes: dict[Any, Any] = {
+        "font.size": style.font,
+        "axes.labelsize": style.font,
+        "xtick.labelsize": style.small,
+        "ytick.labelsize": style.small,
+        "legend.fontsize": style.small,
+        "lines.linewidth": style.line,
+        "lines.markersize": style.marker,
+    }
+    with matplotlib.rc_context({**_RC, **sizes}):
+        figure = Figure(figsize=(style.width, style.height * height), layout="constrained")
+        yield figure, list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
 
 
 def finish(
@@ -102,7 +128,7 @@ def finish(
         figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     files = {"svg": svg.getvalue(), "pdf": pdf.getvalue()}
     table = data if isinstance(data, pd.DataFrame) else pd.concat(data, ignore_index=True)
-    return Drawn(name, title, _inline(svg.getvalue().decode(), name, label), look, caption, files, table)
+    return Drawn(name, title, _inline(svg.getvalue().decode(), name, label), look, caption, files, table, figure)
 
 
 def _inline(svg: str, name: str, label: str) -> str:

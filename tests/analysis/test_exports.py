@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
+from analysis.figures.percentiles import by_percentile
+from analysis.figures.points import points_of
+from analysis.figures.style import DASHES, MARKERS, SERIES, STYLES
 from analysis.figures.where_time_goes import PARTS, parts_of
+from analysis.hdr import read_hlog, read_intervals
 from analysis.latex import comparison_table, escape
 from analysis.report import report_study
-from analysis.runs import open_run
-from analysis.summary import latencies
-from tests.analysis.known_study import write_study
+from analysis.runs import Run, open_run
+from analysis.study import open_study
+from analysis.summary import RunSummary, latencies, summarize
+from tests.analysis.known_study import draw_plan, run_plan
+from tests.conftest import KnownReport
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_study(tmp_path_factory.mktemp("study"), sweep=(0.5,), measure_s=15.0)
-    stale = folder / "figures"
-    stale.mkdir()
-    (stale / "of-an-earlier-report.svg").write_text("old")
-    report_study(folder)
-    return folder
+@pytest.fixture
+def folder(known_report: KnownReport) -> Path:
+    return known_report.folder
 
 
 def test_every_figure_of_the_page_lies_beside_it_as_svg_pdf_and_data(folder: Path) -> None:
@@ -75,6 +79,95 @@ def test_the_parts_of_the_latency_add_up_to_it(folder: Path) -> None:
         assert set(parts) == set(PARTS)
         assert min(parts.values()) >= -1e-12
         assert sum(parts.values()) == pytest.approx(e2e[np.isfinite(e2e)].mean())
+
+
+def test_the_pdf_has_a_page_for_each_figure_and_letters_that_can_be_copied(folder: Path) -> None:
+    pdf = (folder / "report.pdf").read_bytes()
+    figures = len(list((folder / "figures").glob("*.svg")))
+    pages = len(re.findall(rb"/Type /Page\b", pdf))
+    assert figures + 3 <= pages <= figures + 8  # words, table, methods
+    assert b"/Type3" not in pdf
+
+
+def test_the_log_holds_the_requests_of_the_percentile_file_by_the_time_they_were_due(folder: Path) -> None:
+    run = open_run(folder / "sweep" / "load=0.5" / "0")
+    intervals = read_intervals(folder / "hdr" / "sweep" / "load=0.5.e2e.hlog")
+    due = np.sort(run.measured["intended_s"].to_numpy(dtype=float))
+    edges = np.linspace(*run.window, len(intervals) + 1)
+    assert len(intervals) == 10
+    assert [part.count for part in intervals] == np.histogram(due, edges)[0].tolist()
+    whole = read_hlog(folder / "hdr" / "sweep" / "load=0.5.e2e.hlog")
+    e2e = latencies(run)["e2e"]
+    assert whole.count == e2e.size
+    assert whole.max == pytest.approx(e2e.max(), abs=1e-6)
+
+
+def test_the_figures_of_a_paper_are_one_column_wide_and_keep_their_letters_legible(known_report: KnownReport) -> None:
+    paper = STYLES["paper"]
+    assert paper.width == 3.3
+    assert paper.small >= 6
+    points = points_of(_pairs(known_report.folder))
+    drawn = by_percentile(points, "e2e", paper)
+    assert drawn is not None
+    svg = ET.fromstring(drawn.files["svg"])
+    assert float(svg.get("width", "").removesuffix("pt")) == pytest.approx(3.3 * 72)
+
+
+def _pairs(folder: Path) -> list[tuple[Run, RunSummary]]:
+    runs = open_study(folder).runs
+    return [(run, summarize(run)) for run in runs]
+
+
+def test_colours_stay_apart_in_grey_or_have_marks_of_their_own() -> None:
+    def lightness(colour: str) -> float:
+        red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    assert len(set(DASHES)) == len(set(MARKERS)) == len(set(SERIES)) == 6
+    assert max(lightness(colour) for colour in SERIES) < 0.6  # all dark enough on white
+
+
+def test_replications_are_pooled_and_their_medians_get_students_interval() -> None:
+    pairs = []
+    for seed in (1, 2, 3):
+        run = run_plan(draw_plan(20.0, 15.0, seed=seed), 8, 20.0)
+        run.meta |= {"experiment": "sweep", "point": "load=0.5", "replication": seed}
+        pairs.append((run, summarize(run)))
+    (point,) = points_of(pairs)
+    values, _ = point.values("e2e")
+    each = [latencies(run)["e2e"] for run, _ in pairs]
+    assert sorted(values) == sorted(np.concatenate(each))
+    medians = [np.quantile(x, 0.5, method="inverted_cdf") for x in each]
+    half = stats.t.ppf(0.975, 2) * np.std(medians, ddof=1) / math.sqrt(3)
+    middle = point.middle("e2e")
+    assert middle is not None
+    assert middle.kind == "mean of the replications' medians"
+    assert (middle.value, middle.low) == pytest.approx((np.mean(medians), np.mean(medians) - half))
+
+
+def test_an_unknown_style_is_one_line(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no style is called 'poster'; there are screen, paper"):
+        report_study(folder, style="poster")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="wants pdflatex with booktabs and siunitx")
+def test_the_tables_and_the_methods_compile(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "paper.tex").write_text(
+        "\\documentclass[landscape]{article}\n\\usepackage[margin=1cm]{geometry}\n\\usepackage{booktabs,siunitx,graphicx}\n"
+        "\\begin{document}\\tiny\n"
+        + "".join(f"\\input{{{folder}/tables/{name}.tex}}\n\n" for name in ("summary", "compare", "methods"))
+        + f"\\includegraphics{{{folder}/figures/sweep-ttft.pdf}}\n\\end{{document}}\n"
+    )
+    found = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stdout[-2000:]
+    assert not re.search(r"^! |Missing character", found.stdout, flags=re.MULTILINE)
 
 
 def rows_of(table: str) -> list[list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -11,35 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report import StudyReport, main, report_study
+from analysis.report import StudyReport, main
 from analysis.report_text import WIDTH
 from analysis.runs import open_run
 from analysis.summary import latencies
-from tests.analysis.known_study import write_study
+from tests.conftest import KnownReport, recorded
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("study"), sweep=(0.5,), measure_s=15.0)
+@pytest.fixture
+def folder(known_report: KnownReport) -> Path:
+    return known_report.folder
 
 
-def recorded(folder: Path) -> dict[Path, str]:
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix == ".parquet" or file.name == "run.json"]
-    return {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+@pytest.fixture
+def report(known_report: KnownReport) -> StudyReport:
+    return known_report.report
 
 
-@pytest.fixture(scope="module")
-def before(folder: Path) -> dict[Path, str]:
-    return recorded(folder)
-
-
-@pytest.fixture(scope="module")
-def report(folder: Path, before: dict[Path, str]) -> StudyReport:
-    return report_study(folder)
-
-
-def test_nothing_that_was_measured_is_touched(folder: Path, before: dict[Path, str], report: StudyReport) -> None:
-    assert recorded(folder) == before
+def test_nothing_that_was_measured_is_touched(known_report: KnownReport) -> None:
+    assert len(known_report.before) > 20
+    assert recorded(known_report.folder) == known_report.before
 
 
 def test_every_run_has_its_analysis(folder: Path, report: StudyReport) -> None:
@@ -67,7 +57,7 @@ def test_failed_verdicts_are_listed_and_strict_exits_with_1(
 ) -> None:
     assert any("overload/load=1.5/0: unstable" in failure for failure in report.failures)
     assert not any("Little" in failure or "drift" in failure for failure in report.failures)
-    monkeypatch.setattr("analysis.report.report_study", lambda results: report)
+    monkeypatch.setattr("analysis.report.report_study", lambda results, style: report)
     assert main([str(folder)]) == 0
     assert main([str(folder), "--strict"]) == 1
     assert "unstable" in capsys.readouterr().err
@@ -140,7 +130,10 @@ def test_the_page_is_one_file_without_scripts_or_network(report: StudyReport) ->
 def test_the_page_shows_each_figure_with_what_to_look_for_and_its_source(report: StudyReport) -> None:
     html = report.html.read_text(encoding="utf-8")
     figures = re.findall(r'<figure id="([^"]+)">.*?</figure>', html, flags=re.DOTALL)
-    for wanted in ("sweep-ttft", "sweep-e2e", "tail-one-seat", "lindley-one-seat", "percentiles-e2e"):
+    latencies = ("sweep-ttft", "sweep-e2e", "percentiles-ttft", "percentiles-e2e", "ccdf-e2e", "where-time-goes")
+    loads = ("sweep-throughput", "sweep-busy", "sweep-attainment", "number-sweep")
+    models = ("sweep-e2e-by-output", "tail-one-seat", "lindley-one-seat", "step-time-sweep", "models")
+    for wanted in (*latencies, *loads, *models):
         assert wanted in figures
     for figure in re.findall(r"<figure .*?</figure>", html, flags=re.DOTALL):
         assert '<p class="look">' in figure
@@ -148,7 +141,44 @@ def test_the_page_shows_each_figure_with_what_to_look_for_and_its_source(report:
         caption = re.search(r"<figcaption>(.+?)</figcaption>", figure, flags=re.DOTALL)
         assert caption is not None
         assert re.search(r"stamps|gauge", caption.group(1))
+        assert re.search(r"\bn = \d|\d+ steps|windows of", caption.group(1))
     assert "unstable: no averages, no percentiles" in html
+
+
+def test_what_a_figure_leaves_out_is_named_with_the_reason(report: StudyReport) -> None:
+    html = report.html.read_text(encoding="utf-8")
+    for name in ("percentiles-e2e", "ccdf-e2e", "where-time-goes"):
+        (figure,) = re.findall(rf'<figure id="{name}">.*?</figure>', html, flags=re.DOTALL)
+        assert "Not shown: overload load=1.5: unstable" in figure
+
+
+def test_every_dot_lies_inside_its_axis_even_that_of_the_overload(folder: Path, report: StudyReport) -> None:
+    svg = (folder / "figures" / "sweep-ttft.svg").read_text(encoding="utf-8")
+    ticks = [float(label) for label in re.findall(r">(\d\.\d+)</text>", svg)]
+    assert max(ticks) >= 1.4  # the overload's load is 1.5
+
+
+def test_no_band_reaches_below_zero(report: StudyReport) -> None:
+    html = report.html.read_text(encoding="utf-8")
+    bands = re.findall(r"<td>(-?[\d.]+ to [\d.]+|≤ [\d.]+)</td>", html)
+    assert bands
+    assert not [band for band in bands if band.startswith("-")]
+
+
+def test_the_methods_say_what_a_reader_of_a_paper_asks(report: StudyReport) -> None:
+    text = report.html.read_text(encoding="utf-8").split("<h2>Methods</h2>")[1]
+    wanted = (
+        "requests a run",
+        "s of warm-up",
+        "95 %",
+        "drift",
+        "never waited",
+        "inverted CDF",
+        "Holm",
+        "unstable above 2",
+    )
+    for words in wanted:
+        assert words in text
 
 
 def test_the_page_is_honest_about_an_engine_that_computes_nothing(report: StudyReport) -> None:
