@@ -38,6 +38,7 @@ from workload.study_keys import (
     CalibrationKeys,
     ExperimentKeys,
     Limit,
+    OutputKeys,
     PriorityMix,
     RecordKeys,
     Span,
@@ -119,6 +120,7 @@ class Study:
     seed: int
     slo: SLO
     calibration: CalibrationKeys
+    outputs: OutputKeys
     runs: tuple[RunSpec, ...]
 
     @property
@@ -186,7 +188,8 @@ class _Loader:
             seen[keys.name] = i
         runs = tuple(run for i, keys in enumerate(parsed) for run in self.experiment_runs(i, keys))
         self.check_load_references(runs, seen)
-        return Study(self.name, self.file.path, self.keys.model, self.seed, self.slo, self.keys.calibration, runs)
+        top = self.keys
+        return Study(self.name, self.file.path, top.model, self.seed, self.slo, top.calibration, top.outputs, runs)
 
     def experiment_runs(self, index: int, keys: ExperimentKeys) -> list[RunSpec]:
         where: KeyPath = ("experiments", index)

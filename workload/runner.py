@@ -87,7 +87,7 @@ class StudyRunner:
         self._capacity_of = capacity_of
         self._reporter = reporter
         self._resume = resume
-        self._about = dict(about or {})
+        self._about = {"outputs": study.outputs.model_dump(), **(about or {})}
         self._capacities: dict[str, float] = {}
 
     def run(self, runs: Sequence[RunSpec]) -> list[Path]:

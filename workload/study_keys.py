@@ -90,6 +90,14 @@ class CalibrationKeys(Spec):
     grid_rounds: Annotated[Count, Field(description="how often the grid of step times is run")] = 2
 
 
+class OutputKeys(Spec):
+    """What the report of the study looks like."""
+
+    style: Annotated[
+        Literal["screen", "paper"], Field(description="of the figures; `paper` is one column of a journal wide")
+    ] = "screen"
+
+
 class WorkloadKeys(Spec):
     """The requests' lengths and contents; under ``workload`` the defaults of every experiment."""
 
@@ -149,4 +157,7 @@ class StudyKeys(Spec):
     calibration: CalibrationKeys = Field(default=CalibrationKeys(), description="how capacity and step times are found")
     workload: dict[str, Any] = Field(default_factory=dict, description="defaults of every experiment")
     slo: dict[str, Any] = Field(default_factory=dict, description="service-level objectives of every experiment")
+    outputs: OutputKeys = Field(
+        default=OutputKeys(), description="style of the report: `screen`, or `paper`, one column wide"
+    )
     experiments: Annotated[list[Any], Field(description="what is run, in this order")]
