@@ -2,17 +2,25 @@
 
 Of concurrency only: requests kept in flight (clients of a closed loop, seats, batch rows), never of a load offered from
 outside, where throughput is what was offered until it no longer can be.
+
+``python -m analysis.fit.scalability RESULTS`` fits both to the closed loops of a study, experiment by experiment.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
+
+from analysis.runs import Run
+from analysis.study import open_study
 
 Array = NDArray[np.float64]
 
@@ -258,3 +266,51 @@ def _peak(
     elif value > 2 * largest:
         note = f"not identified: {value:.3g} lies far beyond the largest level {largest:g}"
     return Parameter(value, low, high, note)
+
+
+def closed_sweep(runs: Sequence[Run]) -> tuple[Array, Array]:
+    """Clients and completions a second (in the measured window) of each closed loop among ``runs``."""
+    clients, rates = [], []
+    for run in runs:
+        sessions = run.requests["session_id"].dropna().astype(str)
+        if sessions.empty or not sessions.str.startswith("client-").all():
+            continue
+        start, end = run.window
+        rows = run.requests[run.requests["finish_reason"].isin(["stop", "length"])]
+        ended = rows["finished_s"].to_numpy(dtype=float)
+        clients.append(float(sessions.nunique()))
+        rates.append(float(np.count_nonzero((ended >= start) & (ended < end))) / (end - start))
+    return np.array(clients), np.array(rates)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code (2: bad input)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.fit.scalability", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("results", type=Path, help="a results folder")
+    options = parser.parse_args(arguments)
+    try:
+        study = open_study(options.results)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    shown = False
+    for name in dict.fromkeys(str(run.meta.get("experiment", "")) for run in study.runs):
+        clients, rates = closed_sweep([run for run in study.runs if str(run.meta.get("experiment", "")) == name])
+        for fit in (fit_usl, fit_amdahl) if clients.size else ():
+            try:
+                found = fit(clients, rates)
+            except ValueError as error:
+                print(f"{name}: {error}")
+                break
+            values = f"lam {found.lam}; sigma {found.sigma}; kappa {found.kappa}; peak {found.peak}"
+            print(f"{name}, {found.law}: {values}; misfit {found.misfit:.1%} over {found.levels} levels")
+        shown = shown or clients.size > 0
+    if not shown:
+        print("the study has no closed loop: scalability is fitted over the number of clients")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from analysis.queues.base import (
-    FCFS,
     INDEPENDENT,
-    PATIENT,
+    ONE_SERVER,
     RENEWAL,
-    STEADY,
+    SERVERS,
     OpenQueue,
     not_negative,
     positive,
@@ -79,7 +78,7 @@ class GG1(OpenQueue):
     ca2: float
     cs2: float
     method: str = "klb"
-    assumptions: ClassVar[tuple[str, ...]] = (RENEWAL, INDEPENDENT, "one server", FCFS, PATIENT, STEADY)
+    assumptions: ClassVar[tuple[str, ...]] = (RENEWAL, INDEPENDENT, *ONE_SERVER)
 
     def __post_init__(self) -> None:
         positive("lam", self.lam)
@@ -152,14 +151,7 @@ class GGc(OpenQueue):
     ca2: float
     cs2: float
     method: str = "allen-cunneen"
-    assumptions: ClassVar[tuple[str, ...]] = (
-        RENEWAL,
-        INDEPENDENT,
-        "c servers that do not slow each other",
-        FCFS,
-        PATIENT,
-        STEADY,
-    )
+    assumptions: ClassVar[tuple[str, ...]] = (RENEWAL, INDEPENDENT, *SERVERS)
 
     def __post_init__(self) -> None:
         positive("lam", self.lam)

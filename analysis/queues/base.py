@@ -23,6 +23,8 @@ FIXED = "constant service times"
 FCFS = "first come, first served"
 PATIENT = "nobody is refused and nobody leaves"
 STEADY = "steady state"
+ONE_SERVER = ("one server", FCFS, PATIENT, STEADY)
+SERVERS = ("c servers that do not slow each other", FCFS, PATIENT, STEADY)
 
 
 class UnstableQueueError(ValueError):

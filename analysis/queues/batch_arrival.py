@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from analysis.queues.base import FCFS, INDEPENDENT, PATIENT, STEADY, OpenQueue, positive, require_stable, whole
+from analysis.queues.base import INDEPENDENT, ONE_SERVER, OpenQueue, positive, require_stable, whole
 from analysis.queues.phase_type import MatrixExponential, PhaseType
 from analysis.queues.service import Service, as_service
 from analysis.queues.service_base import Floats
@@ -36,14 +36,7 @@ class BatchArrival(OpenQueue):
     lam_groups: float
     sizes: Mapping[int, float]
     service: Any
-    assumptions: ClassVar[tuple[str, ...]] = (
-        "groups arrive as a Poisson stream",
-        INDEPENDENT,
-        "one server",
-        FCFS,
-        PATIENT,
-        STEADY,
-    )
+    assumptions: ClassVar[tuple[str, ...]] = ("groups arrive as a Poisson stream", INDEPENDENT, *ONE_SERVER)
 
     def __post_init__(self) -> None:
         positive("lam_groups", self.lam_groups)

@@ -11,17 +11,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, xlogy
 
-from analysis.queues.base import (
-    FCFS,
-    FIXED,
-    PATIENT,
-    POISSON,
-    STEADY,
-    OpenQueue,
-    positive,
-    require_stable,
-    whole,
-)
+from analysis.queues.base import FIXED, ONE_SERVER, POISSON, SERVERS, OpenQueue, positive, require_stable, whole
 from analysis.queues.service_base import Floats
 
 
@@ -45,14 +35,7 @@ class MDc(OpenQueue):
     lam: float
     D: float
     c: int
-    assumptions: ClassVar[tuple[str, ...]] = (
-        POISSON,
-        FIXED,
-        "c servers that do not slow each other",
-        FCFS,
-        PATIENT,
-        STEADY,
-    )
+    assumptions: ClassVar[tuple[str, ...]] = (POISSON, FIXED, *SERVERS)
 
     def __post_init__(self) -> None:
         positive("lam", self.lam)
@@ -164,7 +147,7 @@ class MD1(MDc):
     0.357987292
     """
 
-    assumptions: ClassVar[tuple[str, ...]] = (POISSON, FIXED, "one server", FCFS, PATIENT, STEADY)
+    assumptions: ClassVar[tuple[str, ...]] = (POISSON, FIXED, *ONE_SERVER)
 
     def __init__(self, lam: float, D: float) -> None:
         super().__init__(lam, D, 1)

@@ -13,8 +13,9 @@ from scipy.special import gammainc, gammaln, pdtr, xlogy
 from analysis.queues.base import (
     EXPONENTIAL,
     FCFS,
-    PATIENT,
+    ONE_SERVER,
     POISSON,
+    SERVERS,
     STEADY,
     OpenQueue,
     not_negative,
@@ -75,14 +76,7 @@ class MMc(OpenQueue):
     lam: float
     mu: float
     c: int
-    assumptions: ClassVar[tuple[str, ...]] = (
-        POISSON,
-        EXPONENTIAL,
-        "c servers that do not slow each other",
-        FCFS,
-        PATIENT,
-        STEADY,
-    )
+    assumptions: ClassVar[tuple[str, ...]] = (POISSON, EXPONENTIAL, *SERVERS)
 
     def __post_init__(self) -> None:
         positive("lam", self.lam)
@@ -154,7 +148,7 @@ class MM1(MMc):
     (1.0, 2.0, 1.0, 0.5)
     """
 
-    assumptions: ClassVar[tuple[str, ...]] = (POISSON, EXPONENTIAL, "one server", FCFS, PATIENT, STEADY)
+    assumptions: ClassVar[tuple[str, ...]] = (POISSON, EXPONENTIAL, *ONE_SERVER)
 
     def __init__(self, lam: float, mu: float) -> None:
         super().__init__(lam, mu, 1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from scipy.optimize import brentq
 
-from analysis.queues.base import EXPONENTIAL, FCFS, PATIENT, RENEWAL, STEADY, OpenQueue, positive, require_stable, whole
+from analysis.queues.base import EXPONENTIAL, ONE_SERVER, RENEWAL, OpenQueue, positive, require_stable, whole
 from analysis.queues.service import Service, as_service
 
 
@@ -32,7 +32,7 @@ class GIM1(OpenQueue):
 
     interarrival: Any
     mu: float
-    assumptions: ClassVar[tuple[str, ...]] = (RENEWAL, EXPONENTIAL, "one server", FCFS, PATIENT, STEADY)
+    assumptions: ClassVar[tuple[str, ...]] = (RENEWAL, EXPONENTIAL, *ONE_SERVER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "interarrival", as_service(self.interarrival))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.optimize import brentq
 
-from analysis.queues.base import FCFS, INDEPENDENT, PATIENT, POISSON, STEADY, OpenQueue, positive, require_stable
+from analysis.queues.base import INDEPENDENT, ONE_SERVER, POISSON, OpenQueue, positive, require_stable
 from analysis.queues.deterministic import MD1
 from analysis.queues.inversion import CELLS, Stretch, Stretches, euler, mg1_stretch
 from analysis.queues.phase_type import MatrixExponential, PhaseType
@@ -49,7 +49,7 @@ class MG1(OpenQueue):
 
     lam: float
     service: Any
-    assumptions: ClassVar[tuple[str, ...]] = (POISSON, INDEPENDENT, "one server", FCFS, PATIENT, STEADY)
+    assumptions: ClassVar[tuple[str, ...]] = (POISSON, INDEPENDENT, *ONE_SERVER)
 
     def __post_init__(self) -> None:
         positive("lam", self.lam)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import solve_sylvester
 
-from analysis.queues.base import FCFS, INDEPENDENT, PATIENT, STEADY, OpenQueue, require_stable
+from analysis.queues.base import INDEPENDENT, ONE_SERVER, OpenQueue, require_stable
 from analysis.queues.phase_type import MatrixExponential, PhaseType
 from analysis.queues.service import as_service
 from analysis.queues.service_base import Floats
@@ -44,10 +44,7 @@ class MMPP1(OpenQueue):
         "arrivals at a rate switched by a Markov chain",
         INDEPENDENT,
         "phase-type service",
-        "one server",
-        FCFS,
-        PATIENT,
-        STEADY,
+        *ONE_SERVER,
     )
 
     def __post_init__(self) -> None:

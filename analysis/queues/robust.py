@@ -9,16 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from analysis.queues.base import (
-    FCFS,
-    INDEPENDENT,
-    PATIENT,
-    STEADY,
-    OpenQueue,
-    not_negative,
-    positive,
-    require_stable,
-)
+from analysis.queues.base import INDEPENDENT, ONE_SERVER, OpenQueue, not_negative, positive, require_stable
 from analysis.queues.service_base import Floats
 
 
@@ -46,7 +37,7 @@ class RobustQueue(OpenQueue):
     ES: float
     cs2: float
     dispersion: Any
-    assumptions: ClassVar[tuple[str, ...]] = ("stationary arrivals", INDEPENDENT, "one server", FCFS, PATIENT, STEADY)
+    assumptions: ClassVar[tuple[str, ...]] = ("stationary arrivals", INDEPENDENT, *ONE_SERVER)
     kind: ClassVar[str] = "approximation"
 
     def __post_init__(self) -> None:
