@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         study = load_study(options.study, seed=options.seed, models=list(MODELS))
         runs = _selected(study, options.only)
+        if options.list:
+            print(_experiments_text(study))
+            return DONE
         if options.dry_run:
             print(plan_text(replace(study, runs=tuple(runs))))
             return DONE
@@ -132,6 +135,17 @@ def _report(results: Path, reporter: Reporter, *, strict: bool) -> int:
     return DONE
 
 
+def _experiments_text(study: Study) -> str:
+    """The experiments with their runs and points: what ``--only`` takes."""
+    from analysis.tables import aligned
+
+    rows = []
+    for name in study.experiments:
+        runs = [run for run in study.runs if run.experiment == name]
+        rows.append([name, str(len(runs)), ", ".join(dict.fromkeys(run.point for run in runs))])
+    return "\n".join(aligned(["experiment", "runs", "points"], rows, left=(0, 2)))
+
+
 def _selected(study: Study, only: str | None) -> list[RunSpec]:
     """The study's runs, or those of one experiment.
 
@@ -175,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("study", type=Path, help="the YAML file that describes the study")
     parser.add_argument("--only", metavar="NAME", help="run this experiment alone")
+    parser.add_argument("--list", action="store_true", help="print the experiments of the study")
     parser.add_argument("--seed", type=int, help="replaces the study's seed")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the results (default: results)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be run")
