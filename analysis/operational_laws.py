@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.areas import step_integral
 from analysis.intervals import Estimate, TooShort, batch_means
-from analysis.littles_law import Spans, finite_window, step_integral
+from analysis.littles_law import Spans, finite_window
 from analysis.runs import Run
 
 Array = NDArray[np.float64]

@@ -19,8 +19,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from analysis.areas import step_integral
 from analysis.intervals import Estimate, TooShort, batch_means, correlation_time
-from analysis.littles_law import Counts, FiniteWindow, LittlesLaw, count, littles_law, step_integral
+from analysis.littles_law import Counts, FiniteWindow, LittlesLaw, count, littles_law
 from analysis.runs import Run
 from analysis.stability import Stability, stability
 from analysis.study import name_of, seats_of

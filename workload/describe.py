@@ -106,7 +106,7 @@ def _seconds(run: RunSpec, rate: float | None) -> float | None:
 def plan_text(study: Study, capacity: Callable[[RunSpec], float] | None = None) -> str:
     """The plan as a table of plain text, what is unknown left as a dash."""
     rows = describe(study, capacity)
-    head = ("experiment", "point", "runs", "arrivals", "req/s", "load", "seconds", "requests", "half-width if M/M/1")
+    head = ("experiment", "point", "runs", "arrivals", "req/s", "load", "seconds", "requests", "±")
     table = [head] + [
         (
             row.experiment,
@@ -125,13 +125,22 @@ def plan_text(study: Study, capacity: Callable[[RunSpec], float] | None = None) 
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
     runs = sum(row.runs for row in rows)
     known = [row.seconds for row in rows if row.seconds is not None]
-    total = f"{sum(row.runs * (row.seconds or 0) for row in rows):.0f} s" + (
+    total = f"{sum(row.runs * (row.seconds or 0) for row in rows):.3g} s" + (
         " and more" if len(known) < len(rows) else ""
     )
+    if any(row.half_width is not None for row in rows):
+        lines.append(
+            "±: how sharp the mean time in system would be (half of its 95 % interval) if the system were the M/M/1 queue"
+        )
     lines.append(
-        f"{len(rows)} points, {runs} runs, warm-up and measurement {total} (calibration and cooldown come on top)"
+        f"{_plural(len(rows), 'point')}, {_plural(runs, 'run')}, warm-up and measurement {total} "
+        "(calibration and cooldown come on top)"
     )
     return "\n".join(lines)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _number(value: float | None) -> str:

@@ -209,6 +209,10 @@ class BatchLoop(PlainLoop):
         self._due_s = 0.0
         self._start_next(0.0)
 
+    def __len__(self) -> int:
+        """Requests of all batches."""
+        return sum(len(batch) for batch in self._batches)
+
     @property
     def exhausted(self) -> bool:
         return self._index >= len(self._batches)

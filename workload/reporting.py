@@ -23,8 +23,8 @@ class Reporter(Protocol):
         """One finished statement."""
         ...
 
-    def begin(self, title: str, expected_s: float) -> None:
-        """A run begins; it is expected to take this long."""
+    def begin(self, title: str, expected_s: float | None, requests: int | None = None) -> None:
+        """A run begins; its measured phase ends after ``expected_s``, or the run with its last of ``requests``."""
         ...
 
     def progress(self, progress: Progress) -> None: ...
@@ -39,7 +39,7 @@ class Quiet:
 
     def say(self, text: str) -> None: ...
 
-    def begin(self, title: str, expected_s: float) -> None: ...
+    def begin(self, title: str, expected_s: float | None, requests: int | None = None) -> None: ...
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -51,21 +51,22 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._title = ""
-        self._expected_s = math.nan
+        self._expected_s: float | None = None
+        self._requests: int | None = None
         self._next_s = 0.0
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    def begin(self, title: str, expected_s: float) -> None:
-        self._title, self._expected_s = title, expected_s
+    def begin(self, title: str, expected_s: float | None, requests: int | None = None) -> None:
+        self._title, self._expected_s, self._requests = title, expected_s, requests
         self._next_s = time.monotonic() + PLAIN_LINE_EVERY_S
-        print(f"{title}: about {expected_s:.0f} s", flush=True)
+        print(f"{title}: {extent(expected_s, requests)}", flush=True)
 
     def progress(self, progress: Progress) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s += PLAIN_LINE_EVERY_S
-            print(f"{self._title}: {describe(progress, self._expected_s)}", flush=True)
+            print(f"{self._title}: {describe(progress, self._expected_s, self._requests)}", flush=True)
 
     def end(self) -> None: ...
 
@@ -77,19 +78,22 @@ class LiveLine:
         self._console = Console()
         self._live: Live | None = None
         self._title = ""
-        self._expected_s = math.nan
+        self._expected_s: float | None = None
+        self._requests: int | None = None
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))
 
-    def begin(self, title: str, expected_s: float) -> None:
-        self._title, self._expected_s = title, expected_s
+    def begin(self, title: str, expected_s: float | None, requests: int | None = None) -> None:
+        self._title, self._expected_s, self._requests = title, expected_s, requests
         self._live = Live(Text(title), console=self._console, auto_refresh=False, transient=True)
         self._live.start()
 
     def progress(self, progress: Progress) -> None:
         if self._live is not None:
-            self._live.update(Text(f"{self._title}: {describe(progress, self._expected_s)}"), refresh=True)
+            self._live.update(
+                Text(f"{self._title}: {describe(progress, self._expected_s, self._requests)}"), refresh=True
+            )
 
     def end(self) -> None:
         if self._live is not None:
@@ -97,13 +101,22 @@ class LiveLine:
             self._live = None
 
 
-def describe(progress: Progress, expected_s: float) -> str:
-    """``progress`` in words; times in seconds, TTFT in ms."""
+def extent(expected_s: float | None, requests: int | None) -> str:
+    """How long a run is, as far as that is known before it."""
+    return f"about {expected_s:.0f} s" if expected_s is not None else f"{requests} requests"
+
+
+def describe(progress: Progress, expected_s: float | None, requests: int | None = None) -> str:
+    """``progress`` in words; times in seconds, TTFT in ms. The end of a cooldown is not known beforehand."""
     ttft = "" if math.isnan(progress.recent_ttft_s) else f", TTFT {progress.recent_ttft_s * 1e3:.0f} ms"
-    return (
-        f"{progress.phase} {progress.elapsed_s:.0f}/{expected_s:.0f} s, sent {progress.sent}, "
-        f"finished {progress.finished}, in flight {progress.in_flight}{ttft}"
-    )
+    if expected_s is None:
+        where = f"{progress.elapsed_s:.0f} s"
+    elif progress.elapsed_s < expected_s:
+        where = f"{progress.phase} {progress.elapsed_s:.0f}/{expected_s:.0f} s"
+    else:
+        where = f"{progress.phase}, {progress.elapsed_s - expected_s:.0f} s after the measured {expected_s:.0f} s"
+    total = "" if requests is None else f" of {requests}"
+    return f"{where}, sent {progress.sent}{total}, finished {progress.finished}, in flight {progress.in_flight}{ttft}"
 
 
 def make_reporter(quiet: bool) -> Reporter:

@@ -18,11 +18,14 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.process import EngineProcessDied
+from engine.weights.presets import check_model
 from workload.describe import plan_text
 from workload.experiment import RunSpec, Study, load_study
 from workload.lock import MeasurementLock
 from workload.reporting import Reporter, make_reporter
 from workload.runner import Cores, StudyRunner
+from workload.schema import SpecError
+from workload.study_file import StudyFile
 from workload.targets.base import Target, TargetFailed
 from workload.targets.process import ProcessTarget
 
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         study = load_study(options.study, seed=options.seed, models=list(MODELS))
         runs = _selected(study, options.only)
+        if not options.simulate:
+            _check_model(study, runs)
         if options.list:
             print(_experiments_text(study))
             return DONE
@@ -67,6 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: nothing to report: {error}; what was recorded is in {results}", file=sys.stderr)
         return RUN_FAILED
+
+
+def _check_model(study: Study, runs: Sequence[RunSpec]) -> None:
+    """Refuse a model that is nowhere before anything starts; an emulated engine needs none.
+
+    Raises:
+        ValueError: with the file and the line of the model.
+    """
+    if all(run.engine.get("executor") == "emulated" for run in runs):
+        return
+    try:
+        check_model(study.model)
+    except ValueError as error:
+        raise StudyFile(study.path).error(SpecError(("model",), str(error))) from None
 
 
 def _simulation(options: argparse.Namespace, runs: Sequence[RunSpec]) -> tuple[StartTarget | None, str]:
@@ -160,7 +179,20 @@ def _selected(study: Study, only: str | None) -> list[RunSpec]:
 
 
 def _prepare_results(results: Path, *, resume: bool) -> Path:
-    """An empty (or, to resume, the existing) folder for the study. Earlier results are moved aside, never overwritten."""
+    """An empty (or, to resume, the existing) folder for the study. Earlier results are moved aside, never overwritten.
+
+    Raises:
+        ValueError: it can't be made, or nothing can be written into it.
+    """
+    try:
+        return _made(results, resume=resume)
+    except OSError as error:
+        raise ValueError(
+            f"can't write results into {results}: {error.strerror or error}; give another folder with --out"
+        ) from None
+
+
+def _made(results: Path, *, resume: bool) -> Path:
     if results.exists() and any(results.iterdir()) and not resume:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(results.stat().st_mtime))
         aside = results.with_name(f"{results.name}.{stamp}")

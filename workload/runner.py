@@ -28,7 +28,6 @@ from workload.run_directory import ClientTables
 from workload.study_keys import CalibrationKeys
 from workload.targets.base import Target
 
-GRID_EXPECTED_S = 10.0  # a round, roughly
 WARM_UP_PROMPTS = (8, 64, 8)
 LONGER_LOOPS = (1, 3, 9)  # times calibration.seconds, where the saturated loop completed too few requests
 
@@ -234,15 +233,16 @@ class _Session:
             source=self._vocabulary.source(mix.seeds.prompts),
             rounds=self._calibration.grid_rounds,
         )
-        expected_s = GRID_EXPECTED_S * self._calibration.grid_rounds
-        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, expected_s, cooldown_s=0.0)
+        self._reporter.begin(_title(about), None, len(loop))
+        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, cooldown_s=0.0)
 
     def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any], stretch: int = 1) -> None:
         requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
         loop = saturated_loop(requests, self._config.max_num_seqs)
         start_s = self._calibration.warmup
         end_s = start_s + stretch * self._calibration.seconds
-        self._run(Offering(loop, Phases(start_s, end_s)), path, about, end_s, cooldown_s=0.0)
+        self._reporter.begin(_title(about), end_s)
+        self._run(Offering(loop, Phases(start_s, end_s)), path, about, cooldown_s=0.0)
 
     def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
         offering = offer(run, rate, self._vocabulary, self._max_model_len)
@@ -259,11 +259,11 @@ class _Session:
         }
         for note in offering.notes:
             self._reporter.say(f"{run.run_dir}: {note}")
+        self._reporter.begin(_title(about), offering.phases.measure_end_s)
         self._run(
             offering,
             path,
             about,
-            offering.phases.measure_end_s,
             cooldown_s=run.cooldown.seconds,
             max_concurrency=run.max_concurrency,
             timeout_s=None if run.timeout is None else run.timeout.seconds,
@@ -276,11 +276,9 @@ class _Session:
         offering: Offering,
         path: Path,
         about: dict[str, Any],
-        expected_s: float,
         **options: Any,
     ) -> None:
-        """Measure it; ``options`` are those of ``measure``."""
-        self._reporter.begin(f"{about['experiment']} {about['point']} {about['replication']}", expected_s)
+        """Measure it, told by the reporter that has begun; ``options`` are those of ``measure``."""
         try:
             measure(
                 self._target,
@@ -293,6 +291,12 @@ class _Session:
             )
         finally:
             self._reporter.end()
+
+
+def _title(about: Mapping[str, Any]) -> str:
+    """The folder of a run; the point of a calibration names its experiment already."""
+    parts = ("point", "replication") if about["kind"] == "calibration" else ("experiment", "point", "replication")
+    return "/".join(str(about[part]) for part in parts)
 
 
 def _options(options: dict[str, Any]) -> str:

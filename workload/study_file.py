@@ -41,13 +41,18 @@ class StudyFile:
             raise StudyError(f"{self.path}{line}: not valid YAML: {problem}") from None
         except YAMLError as error:
             raise StudyError(f"{self.path}: not valid YAML: {' '.join(str(error).split())}") from None
+        except ValueError as error:  # a tag such as !!int on what is none
+            raise StudyError(f"{self.path}: not valid YAML: {' '.join(str(error).split())}") from None
         except RecursionError:
             raise StudyError(f"{self.path}: can't read the study: it is nested too deeply") from None
         if not isinstance(self._tree, CommentedMap):
             kinds = {type(None): "nothing", CommentedSeq: "a list"}
             found = kinds.get(type(self._tree), "a single value")
             raise StudyError(f"{self.path}:1: found {found}; a study is a mapping with the key 'experiments'")
-        self.data: dict[str, Any] = plain(self._tree)
+        try:
+            self.data: dict[str, Any] = plain(self._tree)
+        except SpecError as error:
+            raise self.error(error) from None
 
     def error(self, error: SpecError) -> StudyError:
         """``error`` with the file and line of its key."""
@@ -66,12 +71,22 @@ class StudyFile:
         return line + 1
 
 
-def plain(value: Any) -> Any:
-    """ruamel's round-trip values as plain Python ones, merge keys resolved."""
+def plain(value: Any, path: tuple[str | int, ...] = ()) -> Any:
+    """ruamel's round-trip values as plain Python ones, merge keys resolved.
+
+    Raises:
+        SpecError: a value has a tag of its own (``!include``), which would be dropped here.
+    """
+    tag = getattr(value, "tag", None)
+    if tag is not None and tag.value is not None:
+        raise SpecError(
+            path,
+            f"found the YAML tag {str(tag.value).replace('tag:yaml.org,2002:', '!!')}; tags have no meaning in a study",
+        )
     if isinstance(value, Mapping):
-        return {_scalar(key): plain(item) for key, item in value.items()}
+        return {_scalar(key): plain(item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [plain(item, (*path, index)) for index, item in enumerate(value)]
     return _scalar(value)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from workload.schema import Count, NonNegative, Positive, Spec, Switch, Unit, Whole
 from workload.seeds import streams
@@ -139,11 +139,12 @@ class ExperimentKeys(WorkloadKeys):
     compare: Annotated[tuple[Name, ...], Field(description="models held against the run")] = ()
     slo: dict[str, Any] = Field(default_factory=dict, description="objectives that differ from the study's")
 
-    @model_validator(mode="after")
-    def _something_to_measure(self) -> Self:
-        if self.measure.empty():
-            raise ValueError("measure is 0; more than 0 seconds or requests is allowed")
-        return self
+    @field_validator("measure")
+    @classmethod
+    def _something_to_measure(cls, measure: Span) -> Span:
+        if measure.empty():
+            raise ValueError("found 0; more than 0 seconds, or at least 1 request, is allowed")
+        return measure
 
 
 class StudyKeys(Spec):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.littles_law import step_integral
+from analysis.areas import step_integral
 from analysis.figures.points import Point
 from analysis.figures.style import DASHES, MUTED, SERIES, Drawn, Style, axes, finish
 

@@ -18,6 +18,18 @@ from engine.weights.hf_config import config_from_hf
 from engine.weights.shapes import is_random, random_shape
 
 
+def check_model(model: str) -> None:
+    """Whether ``model`` names something; nothing is fetched or read, a hub id is taken at its word.
+
+    Raises:
+        ValueError: no such preset, shape, folder or file; the message lists what can be given.
+    """
+    if is_random(model):
+        random_shape(model)
+    elif model not in PRESETS:
+        _local(model)
+
+
 def model_folder(model: str) -> Path:
     """The Hugging Face folder of ``model``; fetched and converted the first time.
 
@@ -29,6 +41,21 @@ def model_folder(model: str) -> Path:
     if model in PRESETS:
         preset = PRESETS[model]
         return prepare_gguf(lambda: fetch_preset(preset), f"{preset.name}-{preset.gguf_sha256[:12]}")
+    path = _local(model)
+    if path is None:
+        return _from_hub(model)
+    if path.is_dir():
+        return path
+    stat = path.stat()
+    return prepare_gguf(lambda: path, f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}")
+
+
+def _local(model: str) -> Path | None:
+    """The folder or GGUF file that ``model`` names; None for a hub id.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -39,10 +66,9 @@ def model_folder(model: str) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ValueError(f"{path} is a file but not a .gguf one")
-        stat = path.stat()
-        return prepare_gguf(lambda: path, f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}")
+        return path
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", model) and not model.endswith(".gguf"):
-        return _from_hub(model)
+        return None
     raise ValueError(
         f"no model {model!r}: give a preset ({', '.join(PRESETS)}), an existing folder with config.json, a .gguf file, "
         f"a hub id (owner/name) or random:<shape>"
@@ -114,7 +140,7 @@ def _from_hub(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds, all meaning "not available"
         raise ValueError(
-            f"cannot get {model!r} from the hub ({type(error).__name__}: {str(error).splitlines()[0]}).\n"
+            f"cannot get {model!r} from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
             f"Where there is network, run:  hf download {model} --local-dir FOLDER  and give FOLDER as the model "
             f"(here the cache is {cache_folder()})"
         ) from error

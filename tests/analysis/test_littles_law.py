@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.areas import step_integral
 from analysis.intervals import Estimate, TooShort
-from analysis.littles_law import by_subwindow, count, finite_window, littles_law, step_integral
+from analysis.littles_law import by_subwindow, count, finite_window, littles_law
 from analysis.runs import Run
 
 Engine = Callable[..., Run]
@@ -175,3 +176,19 @@ def test_sampling_says_too_short_or_agrees(batch_engine: Engine) -> None:
     assert isinstance(long.sampling.L, Estimate)
     assert long.sampling.L.contains(long.L)
     assert pytest.approx(long.lam * long.W, rel=0.02) == long.L
+
+
+@pytest.mark.parametrize(("late", "verdict"), [(0.0, "closed"), (0.015, "too short"), (0.05, "open")])
+def test_one_pause_in_a_tiny_run_is_no_broken_law(batch_engine: Engine, late: float, verdict: str) -> None:
+    run = batch_engine(seed=1, n=10)
+    shrink = 1.0 / littles_law(run).closure.gauge_area  # to one request-second in all, in which 0.5 % is 5 ms
+    requests, gauge = run.requests.copy(), run.gauge.copy()
+    for name in [column for column in requests.columns if column.endswith("_s")] + ["cap_wait", "wait_total"]:
+        requests[name] *= shrink
+    gauge["t_s"] *= shrink
+    gauge.loc[gauge.index[-1], "t_s"] += late  # the last departure is read after a pause
+    law = littles_law(Run.from_tables(requests, gauge=gauge), 0.0, float(gauge["t_s"].max()) + 0.1)
+    assert law.verdict.split(":")[0] == verdict
+    # nobody can drop a request unnoticed, however short the run
+    dropped = littles_law(Run.from_tables(requests.iloc[1:], gauge=gauge), 0.0, float(gauge["t_s"].max()) + 0.1)
+    assert dropped.verdict.startswith("open")

@@ -187,7 +187,7 @@ BROKEN = [  # experiments, line below the head (0: in the head), words of the me
     (ONE.replace("poisson", "poison"), 2, ["arrivals.process", "did you mean 'poisson'", "gamma"]),
     (ONE.replace("rate: 5", "rate: fast"), 2, ["arrivals.rate", "'fast'", "number"]),
     (ONE.replace("{requests: 100}", "{requests: 100, seconds: 3}"), 3, ["measure", "both"]),
-    (ONE.replace("{requests: 100}", "{requests: 0}"), 1, ["measure is 0"]),
+    (ONE.replace("{requests: 100}", "{requests: 0}"), 3, ["measure: found 0; more than 0 seconds"]),
     (ONE.replace("{requests: 100}", "100"), 3, ["measure", "100", "mapping"]),
     (ONE + "    natural: yes\n", 4, ["natural", "'yes'", "true or false"]),
     (ONE + "    engine: {max_num_seq: 4}\n", 4, ["max_num_seq", "did you mean 'max_num_seqs'"]),

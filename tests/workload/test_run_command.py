@@ -104,6 +104,13 @@ def test_resume_keeps_what_is_complete(study: Path, tmp_path: Path) -> None:
         (("max_num_seqs: 4", "max_num_seq: 4"), "did you mean 'max_num_seqs'"),
         (("measure: {seconds: 2}", "measure: {seconds: 2"), "study.yaml:"),
         (("base_s: 0.002", "bases: 0.002"), "did you mean 'base_s'"),
+        (("{seconds: 2}", "{requests: 0}"), "study.yaml:13: experiments[0].measure: found 0; more than 0 seconds"),
+        (
+            ("rate: 30", "rate: !include other.yaml"),
+            "study.yaml:11: experiments[0].arrivals.rate: found the YAML tag",
+        ),
+        (("name: light", "name: !!python/object:os.system x"), "found the YAML tag !!python/object:os.system"),
+        (("seed: 1", "seed: !!int abc"), "not valid YAML"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_and_exit_code_2(
@@ -122,10 +129,12 @@ def test_an_unknown_model_is_one_line_and_exit_code_2(
     text = study.read_text().replace("smollm2-135m-instruct", "smollm3")
     text = "\n".join(line for line in text.splitlines() if not line.startswith("engine:"))
     study.write_text(text)
-    assert main([str(study), "--out", str(tmp_path / "results"), "--quiet"]) == 2
-    error = capsys.readouterr().err.strip()
-    assert "smollm3" in error
-    assert "\n" not in error
+    for further in ([], ["--dry-run"]):
+        assert main([str(study), "--out", str(tmp_path / "results"), "--quiet", *further]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "study.yaml:3: model: no model 'smollm3': give a preset" in error
+        assert "\n" not in error
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_missing_file_an_unknown_experiment_and_an_unwritable_folder_are_exit_code_2(
@@ -137,6 +146,10 @@ def test_a_missing_file_an_unknown_experiment_and_an_unwritable_folder_are_exit_
         ([str(tmp_path / "nowhere.yaml")], "nowhere.yaml"),
         ([str(study), "--only", "heavy"], "light"),
         ([str(study), "--out", str(blocker / "results")], "a-file"),
+        (
+            [str(study), "--out", str(blocker)],
+            f"can't write results into {blocker / 'tiny'}: Not a directory; give another",
+        ),
     ):
         assert main([*arguments, "--quiet"]) == 2
         error = capsys.readouterr().err.strip()
@@ -148,7 +161,9 @@ def test_dry_run_prints_the_plan_and_runs_nothing(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(study), "--out", str(tmp_path / "results"), "--dry-run"]) == 0
-    assert "light" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "light" in plan
+    assert "1 point, 1 run, warm-up and measurement 2.5 s" in plan
     assert not (tmp_path / "results").exists()
 
 
@@ -203,7 +218,7 @@ def test_a_study_too_short_to_say_anything_is_told_in_one_line(
         .replace("warmup: {seconds: 0.5}", "warmup: {seconds: 0}")
         .replace("{seconds: 2}", "{seconds: 0.001}")
     )
-    assert main([str(study), "--out", str(tmp_path / "results"), "--quiet"]) == 3
+    assert main([str(study), "--out", str(tmp_path / "results"), "--quiet"]) == 2
     error = capsys.readouterr().err.strip()
-    assert "nothing to report" in error
+    assert "no arrivals in the measured window" in error
     assert "\n" not in error
