@@ -11,7 +11,8 @@ and the delay of sending and of stamping. *rates*: Poisson at 500/s while an eng
 
 With ``--keep`` cells are added to a file and the table shows everything in it: the nine cells take nine minutes and may be
 measured a few at a time (``--cells M/D/1``); ``--parts`` with nothing behind it only prints. "off core" is the time that the
-generator was ready to run and the system ran something else there: where it is not small, the machine was not its own.
+generator was ready to run and the system ran something else there, "steal" what the host gave to other guests: where they are
+not small, the machine was not the generator's own.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ PARTS = ("queues", "rates", "traces")
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table. Lags in ms, processor seconds per 1,000 requests (``work``: without waiting)."""
+    """One row of the table. Lags in ms, processor seconds per 1,000 requests (``work``: without waiting).
+
+    ``rate`` is that of Poisson arrivals, requests/s, ``ks`` the distance of the gaps as sent from the exponential law (so
+    many gaps see the 30 us that two sends are apart at least); ``waits`` a queue's :class:`Waits`.
+    """
 
     name: str
     offered: int
@@ -81,20 +86,23 @@ class Cell:
     cpu: float
     work: float
     off_core_percent: float
+    rate: float | None = None
+    ks: float | None = None
+    steal_percent: float = math.nan
     waits: dict[str, float] | None = None
 
     def row(self) -> str:
-        ks = "-" if self.ks_p is None else f"{self.ks_p:.3f}"
+        ks, p = ("-" if value is None else f"{value:.3f}" for value in (self.ks, self.ks_p))
         return (
             f"{self.name:36}{self.offered:8d}{self.sent:8d}{self.offered_per_s:10.2f}{self.sent_per_s:10.2f}"
-            f"{self.lag_p50:8.3f}{self.lag_p99:8.3f}{self.lag_max:8.2f}{self.gap_cv:7.3f}{ks:>7}{self.cpu:7.3f}"
-            f"{self.work:7.3f}{self.off_core_percent:10.2f}"
+            f"{self.lag_p50:8.3f}{self.lag_p99:8.3f}{self.lag_max:8.2f}{self.gap_cv:7.3f}{ks:>7}{p:>7}{self.cpu:7.3f}"
+            f"{self.work:7.3f}{self.off_core_percent:10.2f}{self.steal_percent:8.2f}"
         )
 
 
 HEAD = (
     f"{'cell':36}{'offered':>8}{'sent':>8}{'offered/s':>10}{'sent/s':>10}{'lag p50':>8}{'p99':>8}{'max ms':>8}{'gapCV':>7}"
-    f"{'KS p':>7}{'CPU/k':>7}{'work/k':>7}{'off core %':>11}"
+    f"{'KS':>7}{'KS p':>7}{'CPU/k':>7}{'work/k':>7}{'off core %':>10}{'steal %':>8}"
 )
 
 
@@ -119,6 +127,14 @@ def off_core_s() -> float:
         return math.nan
 
 
+def stolen_s() -> float:
+    """Seconds since boot that the host took from this thread's core for others (Linux counts in hundredths)."""
+    (core, *_) = os.sched_getaffinity(0)
+    with open("/proc/stat") as lines:
+        fields = next(line.split() for line in lines if line.startswith(f"cpu{core} "))
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def replay(name: str, times: Array, services: Array, queue: Queue | None = None, poisson: float | None = None) -> Cell:
     """Send requests at ``times`` to a stub with these service times (seconds), of ``queue``'s servers (else one).
 
@@ -128,15 +144,17 @@ def replay(name: str, times: Array, services: Array, queue: Queue | None = None,
     prompt = np.array([1, 2, 3], dtype=np.int32)
     loop = OpenLoop(times, RequestList([prompt] * len(times), [1] * len(times)))
     with tempfile.TemporaryDirectory() as folder:
-        began_s, off_s, wall_s = time.process_time(), off_core_s(), time.monotonic()
+        began_s, off_s, stolen, wall_s = time.process_time(), off_core_s(), stolen_s(), time.monotonic()
         path = measure(target, loop, Phases(0.0, math.inf), Path(folder) / "run", about={}, record_tokens=False)
         cpu_s, off_s, wall_s = time.process_time() - began_s, off_core_s() - off_s, time.monotonic() - wall_s
+        stolen = stolen_s() - stolen
         rows = pq.read_table(path / "requests.parquet").to_pandas()
     rows = rows.iloc[np.argsort(rows["request_id"].astype(int).to_numpy())]
     sent, intended = rows["sent_s"].to_numpy(), rows["intended_s"].to_numpy()
     lag_ms = (sent - intended) * 1e3
     p50, p99 = np.quantile(lag_ms, [0.5, 0.99], method="inverted_cdf")
     gaps = np.diff(np.concatenate([[0.0], sent]))
+    test = None if poisson is None else stats.kstest(gaps, "expon", args=(0, 1 / poisson))
     return Cell(
         name=name,
         offered=len(times),
@@ -147,10 +165,13 @@ def replay(name: str, times: Array, services: Array, queue: Queue | None = None,
         lag_p99=float(p99),
         lag_max=float(lag_ms.max()),
         gap_cv=float(gaps.std() / gaps.mean()),
-        ks_p=None if poisson is None else float(stats.kstest(gaps, "expon", args=(0, 1 / poisson)).pvalue),
+        ks_p=None if test is None else float(test.pvalue),
         cpu=cpu_s / len(times) * 1e3,
         work=(cpu_s - target.waited_s) / len(times) * 1e3,
         off_core_percent=100 * off_s / wall_s,
+        rate=poisson,
+        steal_percent=100 * stolen / wall_s,
+        ks=None if test is None else float(test.statistic),
         waits=None if queue is None else asdict(_waits(queue, services, rows)),
     )
 
@@ -199,8 +220,9 @@ def print_waits(cells: Sequence[Cell], draws: int) -> None:
     each = 1 - (1 - CONFIDENCE) / len(QUEUES)
     for number, cell in enumerate(cells):
         assert cell.waits is not None
+        assert cell.rate is not None
         queue, waits = QUEUES[cell.name], Waits(**cell.waits)
-        ms = queue.load * queue.c / round(cell.offered_per_s, -1) * 1e3
+        ms = queue.load * queue.c / cell.rate * 1e3
         shown = [queue.mean_wait * ms] + [
             seconds * 1e3 for seconds in (waits.exact, waits.stub, waits.claimed, waits.sending, waits.stamping)
         ]

@@ -31,7 +31,7 @@ from workload.prompts import PromptSpec, parse_prompts
 from workload.schema import Path as KeyPath
 from workload.schema import SpecError, did_you_mean, validate
 from workload.seeds import Seeds, run_seeds
-from workload.study_checks import TraceChecks, check_spans
+from workload.study_checks import TraceChecks, check_spans, find_file
 from workload.study_file import StudyError, StudyFile
 from workload.study_keys import (
     SLO,
@@ -308,16 +308,16 @@ class _Loader:
         return parts
 
     def with_paths(self, value: Any, locate: Callable[[KeyPath], KeyPath], path: KeyPath = ()) -> Any:
-        """File names (under ``path`` and ``tokenizer``) taken from the study's folder; each must be there."""
+        """File names (under ``path`` and ``tokenizer``) as files that are there (see ``find_file``)."""
         if not isinstance(value, Mapping):
             return value
         replaced = {key: self.with_paths(item, locate, (*path, key)) for key, item in value.items()}
         for key in ("path", "tokenizer"):
             if isinstance(value.get(key), str):
-                file = self.file.path.parent / value[key]
-                if not file.is_file():
-                    raise SpecError(locate((*path, key)), f"found {value[key]!r}; {file} is no file")
-                replaced[key] = str(file)
+                try:
+                    replaced[key] = str(find_file(self.file.path.parent, value[key]))
+                except FileNotFoundError as error:
+                    raise SpecError(locate((*path, key)), f"found {value[key]!r}; {error}") from None
         return replaced
 
     def check_compare(self, names: tuple[str, ...], where: KeyPath) -> None:

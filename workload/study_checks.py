@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from workload.lengths import JointSpec, TraceLengths
 from workload.processes.base import ArrivalSpec
 from workload.processes.responsive import Closed, Sessions
 from workload.processes.trace import Trace
 from workload.prompts import HashIds, PromptSpec
+from workload.schema import Path as KeyPath
 from workload.schema import SpecError
 from workload.study_keys import Span
 from workload.traces import TraceError
 
-Path = tuple[str | int, ...]
+TRACES = "LATENCY_LAB_TRACES"  # environment variable: a folder of files that studies name and that lie elsewhere
 
 
-def check_spans(arrivals: ArrivalSpec, warmup: Span, measure: Span, where: Path) -> None:
+def find_file(folder: Path, name: str) -> Path:
+    """The file that a study in ``folder`` calls ``name``: from there on, or of the same name in ``$LATENCY_LAB_TRACES``.
+
+    Raises:
+        FileNotFoundError: it is in neither; says where it was looked for.
+    """
+    file = folder / name
+    if file.is_file():
+        return file
+    traces = os.environ.get(TRACES)
+    if traces is None:
+        raise FileNotFoundError(f"{file} is no file; the environment variable {TRACES} may name a folder that has it")
+    elsewhere = Path(traces) / file.name
+    if elsewhere.is_file():
+        return elsewhere
+    raise FileNotFoundError(f"{file} is no file, nor is {elsewhere} ({TRACES})")
+
+
+def check_spans(arrivals: ArrivalSpec, warmup: Span, measure: Span, where: KeyPath) -> None:
     """Where the arrivals depend on the answers, a span in requests has no end that could be known beforehand."""
     if not isinstance(arrivals, Closed | Sessions):
         return
