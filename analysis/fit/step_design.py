@@ -22,6 +22,7 @@ IDLE_KNOTS_S = (0.1, 0.2, 0.5)
 LONGEST_IDLE_S = 1.0  # by then caches are cold and clocks are down; a longer pause costs no more
 OUTLIER_SCALES = 6.0  # robust standard deviations beyond which a step is set aside,
 LEAST_OUTLIER = 0.03  # but never one that is nearer than this, relative to its prediction
+FAR_ABOVE = 5.0  # times the usual gap
 _HUBER = 1.5
 
 
@@ -122,13 +123,18 @@ def robust_prices(columns: Floats, duration: Floats) -> tuple[Floats, NDArray[np
 
 
 def relative_prices(columns: Floats, values: Floats) -> Floats:
-    """Non-negative prices under which value over price has mean 1: weights go with 1 / price², found by iteration."""
-    weights = np.ones(len(values))
+    """Non-negative prices under which value over price has mean 1.
+
+    Their proportions come from the values that are not far above the rest (a thread that waits for another now and then takes
+    fifty times as long, whatever the step was), their level from all.
+    """
+    weights, usual = np.ones(len(values)), np.ones(len(values), dtype=bool)
     for _ in range(10):
-        scaled = columns * weights[:, None]
-        prices, _ = nnls(scaled, values * weights)
-        weights = 1.0 / np.maximum(columns @ prices, 1e-3 * float(values.mean()))
-    return np.asarray(prices)
+        kept = weights * usual
+        prices, _ = nnls(columns * kept[:, None], values * kept)
+        priced = np.maximum(columns @ prices, 1e-3 * float(values.mean()))
+        weights, usual = 1.0 / priced, values <= FAR_ABOVE * float(np.median(values / priced)) * priced
+    return np.asarray(prices * np.mean(values / priced))
 
 
 def is_outlier(ratio: Floats) -> NDArray[np.bool_]:

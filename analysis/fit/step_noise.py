@@ -25,8 +25,8 @@ class StepNoise:
     Attributes:
         ratio: measured over predicted duration; 1 for steps that were set aside as slow.
         extra_s: measured minus predicted duration of the steps set aside as slow, 0 for all others; never negative.
-        gap_ratio: time from the end of the step to the start of the next over what the model says of it; where the engine had
-            nothing to do in between, the ratio found last before (the mean where none was).
+        gap_ratio: time from the end of the step to the start of the next over what the model says of it, 1 on average; where
+            the engine had nothing to do in between, the ratio found last before (the mean where none was).
         block: steps of a block in resampling.
     """
 

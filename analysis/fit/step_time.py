@@ -276,13 +276,14 @@ def _cheapest(
 def _fit_gaps(steps: pd.DataFrame, gaps: Floats) -> tuple[tuple[float, float, float], Floats]:
     """Prices of the gap (a step, a row, a logit row), and each step's gap over its price."""
     known = ~np.isnan(gaps)
-    if not known.any():
+    if not np.any(gaps[known] > 0):
         return (0.0, 0.0, 0.0), np.ones(len(gaps))
     columns = np.column_stack([np.ones(len(gaps)), rows_of(steps), steps["logit_rows"].to_numpy(dtype=float)])
     base, row, logit_row = relative_prices(columns[known], gaps[known]).tolist()
     priced = columns @ np.array([base, row, logit_row])
     ratio = np.divide(gaps, priced, out=np.ones(len(gaps)), where=priced > 0)
-    return (base, row, logit_row), filled_gaps(ratio)
+    filled = filled_gaps(ratio)
+    return (base, row, logit_row), filled / filled.mean()
 
 
 def execution_of(run: Run) -> dict[str, Any] | None:
