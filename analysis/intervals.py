@@ -23,8 +23,11 @@ Kind = Literal["confidence", "prediction"]
 OBSERVATIONS_PER_CORRELATION_TIME = 100
 LEAST_CORRELATED = 1000  # observations below which a correlated series does not reveal how correlated it is
 CORRELATED = 2.0  # correlation times above this are not the noise of an uncorrelated series
-LEAST_CYCLES = 1000  # a queue's cycles are so skewed that fewer give intervals that miss
-BOOTSTRAP_CORRELATION_TIMES = 300
+LEAST_CYCLES = 3000  # a queue's cycles are so skewed that fewer give intervals that miss
+BOOTSTRAP_CORRELATION_TIMES = 600
+# An interval is widened by 1 + this * correlation time / n: batches are still a little correlated. In a queue's run of short
+# waits more than the width is too small: it looks less correlated than the process is, too.
+WIDENING, QUEUE_WIDENING = 10, 30
 
 
 class TooShort(ValueError):
@@ -120,7 +123,8 @@ def batch_means(x: ArrayLike, confidence: float = 0.95) -> Estimate:
     Science 35, 1989), so a run with short waits also claims more precision than it has; for a correlated series of
     non-negative values the interval is therefore taken on the scale of 1/mean, where the error does not depend on the
     mean, and the wider side is given on both sides: h / (1 - h / mean). Batches of a correlated series are still a little
-    correlated themselves; the factor 1 + batches * correlation time / n allows for that and vanishes with n.
+    correlated themselves; the factor 1 + 10 correlation times / n (30 for values that are never negative, whose short runs
+    also look less correlated) allows for that and vanishes with n. Coverage: docs/statistics.md.
 
     Raises ``TooShort`` below 100 correlation times (estimated), and below 1,000 observations when they are correlated.
     """
@@ -138,9 +142,10 @@ def batch_means(x: ArrayLike, confidence: float = 0.95) -> Estimate:
     means = series[n - size * batches :].reshape(batches, size).mean(axis=1)
     mean = float(series.mean())
     half = float(stats.t.ppf((1 + confidence) / 2, batches - 1) * means.std(ddof=1) / math.sqrt(batches))
-    if time > CORRELATED:
-        half *= 1 + batches * time / n
-        half = _reciprocal(half, mean, n) if float(series.min()) >= 0 else half
+    if time > CORRELATED and float(series.min()) >= 0:
+        half = _reciprocal(half * (1 + QUEUE_WIDENING * time / n), mean, n)
+    elif time > CORRELATED:
+        half *= 1 + WIDENING * time / n
     return Estimate(mean, half, n, n / time, confidence, f"batch means ({batches} batches)")
 
 
@@ -148,7 +153,8 @@ def replications(means: ArrayLike, confidence: float = 0.95, kind: Kind = "confi
     """The mean over independent replications with Student's t interval (Law and Kelton, 9.4.1).
 
     ``kind="prediction"`` gives the interval for the mean of one further replication. Needs two; five or more are wanted
-    before an interval is worth much (t is 12.7 with two, 2.8 with five).
+    before an interval is worth much (t is 12.7 with two, 2.8 with five), each at least 40 correlation times long: means of
+    shorter runs of a queue are so skewed that five of them cover less than 93 % (docs/statistics.md).
     """
     series = _series(means)
     _check_confidence(confidence)
@@ -165,7 +171,7 @@ def regenerative(x: ArrayLike, starts: ArrayLike, confidence: float = 0.95) -> E
 
     ``starts`` holds the indices at which a cycle begins (an arrival that finds the system empty, say). Observations
     before the first start and after the last belong to no complete cycle and are left out; ``.n`` counts the rest.
-    The interval of non-negative values is widened as that of ``batch_means``. Raises ``TooShort`` below 1,000 complete
+    The interval of non-negative values is widened as that of ``batch_means``. Raises ``TooShort`` below 3,000 complete
     cycles: most are short, a few hold nearly all waits, and with fewer of those the interval misses.
     """
     series = _series(x)
@@ -195,7 +201,7 @@ def stationary_bootstrap(
     """Stationary bootstrap (Politis and Romano 1994) of any statistic of a series (its mean by default), through ``arch``.
 
     The mean block length is Politis and White's, corrected by Patton (``arch.bootstrap.optimal_block_length``). The
-    basic interval's larger side is given on both sides. Raises ``TooShort`` below 300 correlation times.
+    basic interval's larger side is given on both sides. Raises ``TooShort`` below 600 correlation times.
     """
     series = _series(x)
     _check_confidence(confidence)

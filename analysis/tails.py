@@ -62,9 +62,11 @@ def quantile_interval(
     ``x`` in the order in which it happened: exceedances of the quantile that come in clusters are worth fewer
     observations, and the ranks are those of a sample of ``effective_n`` = n / correlation time of the indicator
     (x > quantile), unless that is given. It is the larger of the times at the quantile and at one with three times as
-    many exceedances, since few exceedances often look less clustered than they are. A sample in sorted order has lost its
-    order: it is taken as independent. Raises ``TooFewSamples`` where effective n times min(q, 1 - q) is below 10 (a
-    correlation time within the noise of an independent series, 1 + 8 / sqrt(n), is no reason to refuse).
+    many exceedances, since few exceedances often look less clustered than they are; for the same reason a clustered sample
+    is taken to be worth less still, by 1 + 10 / (effective observations beyond q), which vanishes with n (coverage:
+    docs/statistics.md). A sample in sorted order has lost its order: it is taken as independent. Raises ``TooFewSamples``
+    where effective n times min(q, 1 - q) is below 10 (a correlation time within the noise of an independent series, 1 + 8 /
+    sqrt(n), is no reason to refuse), and where an end of the interval would lie outside the data.
     """
     values = _values(x, nan)
     n = values.size
@@ -87,10 +89,15 @@ def quantile_interval(
         needed = max(n + 1, math.ceil(LEAST_BEYOND / min(q, 1 - q) * n / worth - 1e-9))
         side = "beyond" if q >= 0.5 else "below"
         raise TooFewSamples(f"{worth * min(q, 1 - q):.1f} effective observations {side} the {q:g} quantile", n, needed)
+    if n / worth > 1 + 8 / math.sqrt(n):
+        worth /= 1 + LEAST_BEYOND / (worth * min(q, 1 - q))
     size = max(1, math.floor(worth))
     tail = (1 - confidence) / 2
     first = int(stats.binom.ppf(tail, size, q))
     last = int(stats.binom.ppf(1 - tail, size, q)) + 1
+    if (first < 1 and np.isfinite(ordered[0])) or (last > size and np.isfinite(ordered[-1])):
+        needed = math.ceil(2 * n * LEAST_BEYOND / max(worth * min(q, 1 - q), 1e-9))
+        raise TooFewSamples(f"{worth:.1f} effective observations: the interval has no end within the data", n, needed)
     low = -np.inf if first < 1 else float(ordered[max(1, math.floor(first * n / size)) - 1])
     high = np.inf if last > size else float(ordered[min(n, math.ceil(last * n / size)) - 1])
     return QuantileInterval(q, value, low, high, confidence, n, worth)

@@ -162,4 +162,4 @@ def _full_step(speed: SharedSpeed, budget: int, decodes: float) -> float:
         prefill_attention=prompts * speed.attention,
         logit_rows=rows + max(1, round(prompts)),
     )
-    return speed.model(shape) * speed.model.time_factor + speed.model.gap_s
+    return speed.model(shape) * speed.model.time_factor + speed.model.gap(shape)

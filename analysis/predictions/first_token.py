@@ -80,9 +80,8 @@ def _prefill(run: Run, speed: SharedSpeed) -> Array:
     batch = 1 + round(min(others, speed.seats - 1))
     whole = rows["prompt_tokens"].to_numpy(dtype=float)
     prompt = whole - np.nan_to_num(rows["cached_tokens"].to_numpy(dtype=float))
-    # Its own step ends with the first token: the gap behind it is nobody's wait.
     times = [speed.first_step(batch, p, p * (w - p / 2)) for p, w in zip(prompt.tolist(), whole.tolist(), strict=True)]
-    return np.array(times) - speed.model.gap_s
+    return np.array(times)
 
 
 def _transit(run: Run) -> float:

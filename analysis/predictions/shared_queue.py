@@ -44,18 +44,23 @@ class SharedSpeed:
     def decode_step(self, rows: int) -> float:
         """Seconds of a step of ``rows`` decodes, with the gap behind it."""
         shape = BatchShape(0, rows, 0, rows, round(rows * self.context), 0.0, rows)
-        return self.model(shape) * self.model.time_factor + self.model.gap_s
+        return self._compute(shape) + self.model.gap(shape)
 
     def prefill(self, rows: int) -> float:
         """Seconds that one prompt adds to a step in place of a decode."""
-        return max(0.0, self.first_step(rows, self.prompt, self.attention) - self.decode_step(rows))
+        mixed = self._mixed(rows, self.prompt, self.attention)
+        return max(0.0, self._compute(mixed) + self.model.gap(mixed) - self.decode_step(rows))
 
     def first_step(self, rows: int, prompt: float, attention: float) -> float:
-        """Seconds of a step of one prompt and ``rows - 1`` decodes, with the gap behind it."""
+        """Seconds of a step of one prompt and ``rows - 1`` decodes, until its tokens are out (no gap behind it)."""
+        return self._compute(self._mixed(rows, prompt, attention))
+
+    def _mixed(self, rows: int, prompt: float, attention: float) -> BatchShape:
         others = rows - 1
-        kv = round(others * self.context)
-        mixed = BatchShape(1, others, round(prompt), others, kv, attention, rows)
-        return self.model(mixed) * self.model.time_factor + self.model.gap_s
+        return BatchShape(1, others, round(prompt), others, round(others * self.context), attention, rows)
+
+    def _compute(self, shape: BatchShape) -> float:
+        return self.model(shape) * self.model.time_factor
 
     def prefill_share(self, rows: int) -> float:
         """The share of a request's work that is its prompt, with ``rows`` in the batch."""

@@ -81,8 +81,8 @@ def _batch_time(speed: SharedSpeed, b: int, budget: int) -> float:
     tokens = round(b * speed.prompt)
     steps = max(1, math.ceil(tokens / budget))
     prompts = BatchShape(b, 0, tokens, 0, 0, b * speed.attention, b)
-    first = speed.model(prompts) * speed.model.time_factor + speed.model.gap_s
-    further = (steps - 1) * (speed.model.base_s * speed.model.time_factor + speed.model.gap_s)
+    first = speed.model(prompts) * speed.model.time_factor + speed.model.gap(prompts)
+    further = (steps - 1) * (speed.model.base_s * speed.model.time_factor + speed.model.gap_prices[0])
     return first + further + (speed.mean_output - 1.0) * speed.decode_step(b)
 
 

@@ -137,22 +137,22 @@ def test_replications_agree_with_scipy_and_a_prediction_is_wider() -> None:
 
 
 def test_regenerative_cycles_cover_the_mean_wait() -> None:
-    runs = mm1_waits(np.random.default_rng(8), 200, 4000, 0.5)
+    runs = mm1_waits(np.random.default_rng(8), 200, 8000, 0.5)
     given, held = coverage(lambda w: regenerative(w, np.flatnonzero(w == 0)), runs, 1.0)
     assert given == 200
     assert at_least(held, given, 0.93)
 
 
 def test_regenerative_ratio_is_the_mean_over_complete_cycles() -> None:
-    x = np.arange(10_000.0)
-    starts = np.arange(3, 10_000, 7)
+    x = np.arange(30_000.0)
+    starts = np.arange(3, 30_000, 7)
     interval = regenerative(x, starts)
     assert interval.mean == pytest.approx(x[3 : starts[-1]].mean())
     assert interval.n == starts[-1] - 3
     with pytest.raises(TooShort):
         regenerative(x, [0, 500])
     with pytest.raises(ValueError, match="must be indices"):
-        regenerative(x, [0, 10_000])
+        regenerative(x, [0, 30_000])
 
 
 def test_bootstrap_covers_and_repeats_with_its_seed() -> None:
