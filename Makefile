@@ -29,10 +29,12 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Latency Lab needs Python 3.11 or newer, found %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@echo "set-up: virtual environment in $(VENV), $(TORCH), then the packages of pyproject.toml (some minutes the first time)"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "set-up 1 of 3: virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "set-up 2 of 3: downloading and installing $(TORCH), the largest package (a minute or more, nothing is printed meanwhile)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -c constraints.txt
+	@echo "set-up 3 of 3: the packages of pyproject.toml as pinned in constraints.txt (a minute or more)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "set-up: done"
 
