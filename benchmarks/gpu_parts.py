@@ -1,0 +1,346 @@
+"""The measurements of ``benchmarks.gpu_check``, each a function that hands out rows as they are known.
+
+Times of device work are CUDA events around many repeats; in a dry run on a CPU the same code runs on tiny shapes and its
+numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine import LLM, SamplingParams
+from engine.cuda_graphs import bucket_of
+from engine.model_input import ModelInput
+from engine.model_runner import ModelRunner
+from engine.models.config import ModelConfig
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of a check: the real ones, or tiny ones for a dry run."""
+
+    dry: bool
+    small: str
+    large: str
+    requests: int
+    lengths: tuple[int, int]  # prompts and outputs, uniform
+    batches: tuple[int, ...]
+    context: int
+    prefill: tuple[int, int]  # sequences, tokens each
+    budget: int  # tokens a step
+    matrix: int
+    copy_bytes: int
+    repeats: int
+    seconds: float  # of one throughput measurement, expected: fewer requests are offered where a back end is slow
+
+
+REAL = Scale(
+    False, "random:qwen3-0.6b", "random:qwen3-8b", 256, (100, 1024), (1, 2, 4, 8, 16, 32, 64, 128, 256), 1024,
+    (16, 1024), 16_384, 8192, 1 << 31, 20, 30.0,
+)  # fmt: skip
+DRY = Scale(
+    True, "random:tiny-qwen3", "random:tiny-llama", 3, (3, 6), (1, 3), 20, (2, 9), 64, 64, 1 << 12, 1, 1.0
+)  # fmt: skip
+
+
+def limits(scale: Scale) -> Iterator[Row]:
+    """What the device can do: copy bandwidth (read + write), bfloat16 matrix product, launches in a graph."""
+    device = _device(scale)
+    source = torch.zeros(scale.copy_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = device_seconds(lambda: target.copy_(source), scale.repeats)
+    yield {"what": "copy bandwidth", "value": 2 * scale.copy_bytes / seconds / 1e9, "unit": "GB/s"}
+    a, b = (torch.randn(scale.matrix, scale.matrix, device=device).bfloat16() for _ in range(2))
+    seconds = device_seconds(lambda: a @ b, scale.repeats)
+    yield {"what": "matrix peak", "value": 2 * scale.matrix**3 / seconds / 1e12, "unit": "TFLOP/s"}
+    x = torch.zeros(1, device=device)
+    launches = 500
+
+    def tiny() -> None:
+        for _ in range(launches):
+            x.add_(1.0)
+
+    run = _captured(tiny) if device.type == "cuda" else tiny
+    yield {"what": "launch in a graph", "value": device_seconds(run, scale.repeats) / launches * 1e6, "unit": "us"}
+
+
+def decode_and_prefill(scale: Scale, model: str, known: dict[str, float]) -> Iterator[Row]:
+    """Decode steps at every batch size and one large prefill, then a throughput run, on one engine."""
+    llm = make_engine(scale, model)
+    runner = runner_of(llm)
+    yield {"what": f"{model} KV blocks", "value": runner.num_kv_blocks, "unit": f"of {runner.block_size} tokens"}
+    launches = count_launches(runner, decode_step(runner, 1, scale.context), scale)
+    if launches is not None:
+        floor = launches * known["launch in a graph"] / 1e3
+        yield {"what": f"{model} launch floor of a step", "value": floor, "unit": f"ms ({launches} launches)"}
+    for batch in scale.batches:
+        yield decode_row(runner, model, batch, scale, known["copy bandwidth"])
+    yield prefill_row(runner, model, scale, known["matrix peak"])
+    yield host_overhead_row(llm, model, min(32, scale.batches[-1]), scale)
+    yield throughput_row(llm, f"{model} nano-vllm workload", workload(scale, scale.requests))
+
+
+def decode_row(runner: ModelRunner, model: str, batch: int, scale: Scale, bandwidth: float) -> Row:
+    """One decode step of ``batch`` rows, captured and eager, against reading weights and context once."""
+    step = decode_step(runner, batch, scale.context)
+    graphs = runner.graphs
+    assert graphs is not None, "the attention cannot be captured"
+    with torch.inference_mode():
+        graphs.replay(step)
+        replay = graphs._replays[bucket_of(batch, graphs.sizes)]
+        captured = device_seconds(replay, scale.repeats)
+        eager = device_seconds(lambda: runner._eager(step), max(scale.repeats // 4, 1))
+    config = runner.config
+    moved = weight_bytes(config, runner.dtype.itemsize) + batch * scale.context * kv_bytes(
+        config, runner.dtype.itemsize
+    )
+    bound = moved / (bandwidth * 1e9)
+    return {
+        "what": f"{model} decode, {batch} rows, context {scale.context}",
+        "value": captured * 1e3,
+        "unit": "ms",
+        "share": bound / captured,
+        "of": f"bandwidth bound {bound * 1e3:.2f} ms",
+        "eager_ms": eager * 1e3,
+    }
+
+
+def prefill_row(runner: ModelRunner, model: str, scale: Scale, peak: float) -> Row:
+    """A step of whole prompts against the matrix peak."""
+    seqs, tokens = scale.prefill
+    step = prompt_step(runner, seqs, tokens)
+    with torch.inference_mode():
+        seconds = device_seconds(lambda: runner.logits(step), max(scale.repeats // 4, 1))
+    config = runner.config
+    attention = 2 * 2 * config.num_layers * config.num_heads * config.head_dim * seqs * tokens * (tokens + 1) / 2
+    flop = 2 * matrix_parameters(config) * seqs * tokens + attention + 2 * config.vocab_size * config.hidden_size * seqs
+    return {
+        "what": f"{model} prefill, {seqs} x {tokens} tokens",
+        "value": seconds * 1e3,
+        "unit": "ms",
+        "share": flop / seconds / (peak * 1e12),
+        "of": f"matrix peak, {seqs * tokens / seconds:,.0f} tokens/s",
+    }
+
+
+def host_overhead_row(llm: LLM, model: str, batch: int, scale: Scale) -> Row:
+    """What a decode step takes beyond the device's work: period of the engine's loop minus forward pass and draw."""
+    steps = 4 if scale.dry else 60
+    params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=2 * steps + 50)
+    prompt = min(scale.context, 512)
+    for i in range(batch):
+        llm.add_request([(i + k) % 400 for k in range(prompt)], params)
+    while not all(seq.num_output_tokens for seq in llm.core.scheduler.running) or llm.core.scheduler.num_waiting:
+        llm.step()
+    periods = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        llm.step()
+        periods.append(time.perf_counter() - started)
+    runner = runner_of(llm)
+    step = decode_step(runner, batch, prompt + steps // 2)
+    executor = llm.core.executor
+
+    def whole() -> None:
+        executor.runner.launch(step)  # type: ignore[attr-defined]
+        executor.runner.finish(draws)  # type: ignore[attr-defined]
+
+    from engine.layers.device_sampler import SamplingInput
+
+    draws = SamplingInput.of([params] * batch, list(range(batch)), [0] * batch, [])
+    with torch.inference_mode():
+        device = device_seconds(lambda: runner.logits(step), scale.repeats)
+        both = device_seconds(whole, scale.repeats)
+    for seq in list(llm.core.scheduler.running):
+        llm.abort(seq.request_id)
+    while not llm.is_finished():
+        llm.step()
+    period = statistics.median(periods)
+    return {
+        "what": f"{model} host overhead a step, {batch} rows",
+        "value": (period - both) * 1e3,
+        "unit": "ms",
+        "of": f"period {period * 1e3:.2f} ms, forward pass {device * 1e3:.2f}, with the draw {both * 1e3:.2f}",
+    }
+
+
+def attentions(scale: Scale, model: str) -> Iterator[Row]:
+    """The same requests through each attention back end that can be had, captured and eager."""
+    options: list[Row] = [{"attention": "triton"}, {"attention": "triton", "enforce_eager": True}]
+    options += [{"attention": "triton", "operators": "torch"}, {"attention": "flash_attn"}, {"attention": "sdpa"}]
+    for extra in options:
+        name = ", ".join(f"{key} {value}" for key, value in extra.items())
+        try:
+            llm = make_engine(scale, model, **extra)
+        except ValueError as error:
+            yield {"what": f"{model} {name}", "value": None, "unit": "", "of": str(error)}
+            continue
+        is_slow = extra["attention"] == "sdpa" or "enforce_eager" in extra
+        few = max(scale.requests // (8 if is_slow else 2), 2)
+        yield throughput_row(llm, f"{model} {name}, {few} requests", workload(scale, few))
+        del llm
+        _free()
+
+
+def peer(scale: Scale, model: str) -> Iterator[Row]:
+    """transformers' continuous batching and this engine on the same requests: equal outputs, one after the other."""
+    outputs = 128 if not scale.dry else 3
+    few = max(scale.requests // 4, 2)
+    prompts = [prompt for prompt, _ in workload(scale, few)]
+    llm = make_engine(scale, model)
+    ours = throughput_row(llm, f"{model} engine, {few} x {outputs} outputs", [(prompt, outputs) for prompt in prompts])
+    config = llm.core.executor.runner.config  # type: ignore[attr-defined]
+    del llm
+    _free()
+    yield ours
+    from benchmarks.gpu_peer import transformers_seconds
+
+    warm = transformers_seconds(config, prompts, outputs, _device(scale))
+    rate = few * outputs / warm
+    yield {
+        "what": f"{model} transformers generate_batch, {few} x {outputs} outputs",
+        "value": rate,
+        "unit": "tokens/s",
+        "of": f"engine / transformers = {ours['value'] / rate:.1f}",
+        "share": None,
+    }
+
+
+def throughput_row(llm: LLM, name: str, requests: list[tuple[list[int], int]]) -> Row:
+    """Output tokens a second over ``requests`` (prompt, outputs), all handed in at once."""
+    params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=outputs) for _, outputs in requests]
+    llm.generate([requests[0][0]], SamplingParams(max_tokens=2), use_tqdm=False)
+    started = time.perf_counter()
+    llm.generate([prompt for prompt, _ in requests], params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    total = sum(outputs for _, outputs in requests)
+    return {"what": name, "value": total / seconds, "unit": "tokens/s", "of": f"{total} tokens in {seconds:.1f} s"}
+
+
+def make_engine(scale: Scale, model: str, **extra: Any) -> LLM:
+    """An engine on the device; in a dry run on the kernels in the interpreter and the graphs' static buffers."""
+    options: Row = {"max_num_seqs": scale.batches[-1], "max_num_batched_tokens": scale.budget, "attention": "triton"}
+    options |= {"max_model_len": 4096, "backend": "torch", "enable_prefix_caching": False}
+    if not scale.dry:
+        return LLM(model, **{**options, "device": "cuda", **extra})
+    from benchmarks.gpu_peer import dry_engine
+
+    return dry_engine(model, {**options, "max_model_len": 128, "num_kv_blocks": 16, "num_threads": 1, **extra})
+
+
+def workload(scale: Scale, count: int) -> list[tuple[list[int], int]]:
+    """nano-vllm's: prompts and outputs of uniform length, random ids, from seed 0."""
+    draw = random.Random(0)
+    low, high = scale.lengths
+    top = 500 if scale.dry else 10_000
+    prompts = [[draw.randint(0, top) for _ in range(draw.randint(low, high))] for _ in range(count)]
+    return [(prompt, draw.randint(low, high)) for prompt in prompts]
+
+
+def runner_of(llm: LLM) -> ModelRunner:
+    runner = llm.core.executor.runner.runner  # type: ignore[attr-defined]
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def decode_step(runner: ModelRunner, batch: int, context: int) -> ModelInput:
+    """``batch`` sequences of ``context`` tokens, the last of them new. Blocks are shared where there are too few."""
+    blocks = -(-context // runner.block_size)
+    tables = (np.random.default_rng(0).permutation(batch * blocks) % runner.num_kv_blocks).reshape(batch, blocks)
+    last = np.full(batch, context - 1)
+    slots = tables[:, -1] * runner.block_size + (context - 1) % runner.block_size
+    rows = np.arange(batch)
+    arrays = (rows, last, np.arange(batch + 1), last + 1, tables, slots, rows)
+    return ModelInput(*(array.astype(np.int32) for array in arrays))
+
+
+def prompt_step(runner: ModelRunner, seqs: int, tokens: int) -> ModelInput:
+    """``seqs`` whole prompts of ``tokens`` tokens."""
+    from engine.kv_sizing import largest_step
+
+    step = largest_step(seqs, seqs * tokens, runner.max_model_len, runner.block_size)
+    assert int(step.block_tables.max()) < runner.num_kv_blocks
+    return step
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Parameters of the layers' matrices."""
+    heads = config.num_heads * config.head_dim, 2 * config.num_kv_heads * config.head_dim
+    attention = config.hidden_size * (2 * heads[0] + heads[1])
+    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """What a step reads of the weights: the layers' matrices and the head."""
+    return (matrix_parameters(config) + config.vocab_size * config.hidden_size) * itemsize
+
+
+def kv_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Keys and values of one token."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+def count_launches(runner: ModelRunner, step: ModelInput, scale: Scale) -> int | None:
+    """Kernels that an eager step launches; ``None`` without a GPU (or without its profiler)."""
+    if scale.dry:
+        return 1
+    from torch.profiler import ProfilerActivity, profile
+
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CUDA]) as found:
+        runner._eager(step)
+        torch.cuda.synchronize()
+    kernels = [event for event in found.events() if "memcpy" not in event.name.lower()]
+    return len(kernels) or None
+
+
+def device_seconds(run: Callable[[], object], repeats: int) -> float:
+    """Median of three: seconds of one ``run`` on the device, from events around ``repeats`` of them."""
+    run()
+    times = []
+    for _ in range(3):
+        if torch.cuda.is_available():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            for _ in range(repeats):
+                run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3 / repeats)
+        else:
+            started = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            times.append((time.perf_counter() - started) / repeats)
+    return statistics.median(times)
+
+
+def _captured(run: Callable[[], None]) -> Callable[[], None]:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _device(scale: Scale) -> torch.device:
+    return torch.device("cpu" if scale.dry else "cuda")
+
+
+def _free() -> None:
+    import gc
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
