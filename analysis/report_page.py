@@ -11,7 +11,7 @@ from markupsafe import Markup
 from analysis.capacity import Capacity, Drift
 from analysis.intervals import Estimate, TooShort
 from analysis.methods import methods
-from analysis.predictions.base import BAND, FAMILYWISE
+from analysis.predictions.base import BAND, FAMILYWISE, TOO_COARSE
 from analysis.report_facts import StudyFacts, sentences
 from analysis.report_text import (
     capacity_words,
@@ -47,6 +47,7 @@ def render(facts: StudyFacts) -> str:
         capacities=[c for c in (_capacity(calibration) for calibration in facts.study.calibrations) if c],
         comparison=[_comparison(row) for row in facts.comparison.to_dict("records")],
         band=f"{BAND:.0%}",
+        coarse=f"{TOO_COARSE:.0%}",
         familywise=f"{FAMILYWISE:.0%}",
         figures=[{"figure": figure, "svg": Markup(figure.svg)} for figure in facts.figures],
         methods=" ".join(methods(facts.study, facts.summaries, facts.comparison)),

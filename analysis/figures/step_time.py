@@ -52,7 +52,7 @@ def step_time(name: str, calibration: Calibration, style: Style, seed: int = 0) 
         f"step-time-{name}",
         f"Step time ({calibration.label})",
         label="duration of decode steps against the number of requests in them, with two fits",
-        look="A step with sixteen requests costs far less than sixteen steps: that is what batching earns. Where the bend "
+        look="A step with many requests costs far less than as many steps: that is what batching earns. Where the bend "
         "leaves the dashed line, the textbook's a + b·n is wrong.",
         caption=f"Engine's stamps of {rows.size} steps that only decode (grid and loop before the sweep"
         + (f"; at most {DOTS} dots" if rows.size > DOTS else "")
