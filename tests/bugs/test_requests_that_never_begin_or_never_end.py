@@ -15,7 +15,7 @@ def test_an_empty_prompt_and_no_tokens_to_generate_are_refused() -> None:
     core = make_shadow_core(10, 4)
     with pytest.raises(RequestRefused, match="'r' has an empty prompt; give at least one token"):
         core.add(make_request("r", []))
-    with pytest.raises(ValueError, match="max_tokens is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="max_tokens is 0; it must be a whole number, at least 1"):
         SamplingParams(max_tokens=0)
     assert core.num_live == 0
 
