@@ -17,7 +17,7 @@ from typing import Any
 from engine.outputs import RequestStats
 from engine.sequence import Request
 from workload.targets.base import TargetEvent
-from workload.targets.process import SPIN_S
+from workload.targets.process import LAST_SLEEP_S, SPIN_S
 
 
 class StubTarget:
@@ -62,9 +62,8 @@ class StubTarget:
         if self._aborted:
             return
         until_s = min(until_s, self._departures[0][0]) if self._departures else until_s
-        left = until_s - time.perf_counter()
-        if left > SPIN_S:
-            time.sleep(left - SPIN_S)
+        while (sleep_s := until_s - time.perf_counter() - SPIN_S) > 0:  # halved towards the deadline, as for a process
+            time.sleep(sleep_s / 2 if sleep_s > LAST_SLEEP_S else sleep_s)
         while time.perf_counter() < until_s:
             pass
 
