@@ -1,0 +1,64 @@
+"""benchmarks/gpu_check.py without a GPU: its table, its bounds, and (slow) a dry run of every part."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_check
+from benchmarks.gpu_parts import REAL, kv_bytes, matrix_parameters, weight_bytes, workload
+from engine.weights.shapes import random_shape
+
+
+def test_the_workload_is_nano_vllms() -> None:
+    """256 requests, prompts and outputs uniform on 100 to 1,024: means of 562 within 4 standard errors (267 / 16 each)."""
+    requests = workload(REAL, 256)
+    assert len(requests) == 256
+    for lengths in ([len(prompt) for prompt, _ in requests], [outputs for _, outputs in requests]):
+        assert 100 <= min(lengths) <= max(lengths) <= 1024
+        assert abs(sum(lengths) / 256 - 562) < 4 * 267 / 16
+    assert requests == workload(REAL, 256)
+
+
+def test_the_bandwidth_bound_counts_what_a_step_reads() -> None:
+    """Qwen3-8B: 6.95 G parameters in the layers' matrices and 0.62 G in the head; 147,456 bytes of keys and values a
+    token."""
+    shape = random_shape("random:qwen3-8b")
+    assert matrix_parameters(shape) == 36 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 12_288)
+    assert weight_bytes(shape, 2) == 2 * (matrix_parameters(shape) + 151_936 * 4096)
+    assert kv_bytes(shape, 2) == 147_456
+
+
+def test_rows_are_lines_and_a_part_that_was_killed_keeps_those_it_had(tmp_path: Path) -> None:
+    row = {"what": "8B decode", "value": 5.25, "unit": "ms", "share": 0.741, "of": "bound 3.9 ms", "eager_ms": 9.0}
+    assert " ".join(gpu_check.line(row).split()) == "8B decode 5.25 ms 74.1% of bound 3.9 ms; eager 9.00 ms"
+    assert "-" in gpu_check.line({"what": "flash_attn", "value": None, "unit": "", "of": "not installed"})
+    file = tmp_path / "rows"
+    file.write_text(json.dumps(row) + "\n" + '{"what": "cut o')
+    assert gpu_check.read_rows(file) == [row]
+    state = gpu_check.run_in_process("tests", file, dry=True, budget=0.2)
+    assert state.startswith("out of time")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton (240 MB)")
+def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
+    out = tmp_path / "check.json"
+    assert gpu_check.main(["--dry", "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert {part: each["state"] for part, each in report["parts"].items()} == dict.fromkeys(gpu_check.BUDGETS, "done")
+    names = " ".join(row["what"] for row in report["rows"])
+    for expected in (
+        "copy bandwidth",
+        "decode, 3 rows",
+        "prefill",
+        "host overhead",
+        "nano-vllm",
+        "transformers",
+        "sdpa",
+    ):
+        assert expected in names
+    assert report["dry"]
