@@ -27,6 +27,7 @@ __all__ = ["NativeRunner", "NativeUnavailableError", "kv_bytes_per_block", "sour
 
 BLOCK_SIZE = 16  # the default; any multiple of it works
 _TYPES = {"bfloat16": "bf16", "float32": "fp32"}  # as the library calls them
+QUANTIZATIONS = ("none", "int8")
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 # The order of `enum Weight` in step.h.
@@ -45,6 +46,10 @@ _FAULTS = {
     6: "slot_mapping: a slot is outside the cache",
     7: "logit_rows: must be ascending rows of the step",
 }
+
+
+# `enum Phase` in step.h.
+PHASES = ("embed", "norm", "qkv", "rope and cache", "attention", "out", "gate and up", "down", "lm_head")
 
 
 class _Shape(ctypes.Structure):
@@ -85,6 +90,8 @@ class NativeRunner:
         dtype: of the weights: ``bfloat16``, or ``float32`` to compare with the torch path.
         kv_dtype: of the KV cache, the same two; as ``dtype`` where not given.
         instructions: one of ``engine.csrc.build.INSTRUCTIONS``; the fastest that work here where not given.
+        quantization: ``int8`` keeps every matrix but the embedding table as int8 with one scale an output, made from the
+            float32 weights, and multiplies it with rows of activations in two int8 digits with one scale a row.
         keep_packed: take the packed weights from the cache folder, or pack and keep them there.
 
     Raises:
@@ -104,12 +111,18 @@ class NativeRunner:
         kv_dtype: str | None = None,
         keep_packed: bool = False,
         instructions: str | None = None,
+        quantization: str = "none",
     ) -> None:
         config = checkpoint.config
         kv_dtype = kv_dtype or dtype
         _check(config, num_kv_blocks, block_size, num_threads, max_model_len, dtype, kv_dtype)
+        if quantization not in QUANTIZATIONS:
+            raise ValueError(f"quantization is {quantization!r}; the native step takes {', '.join(QUANTIZATIONS)}")
+        weights_as = _TYPES[dtype] if quantization == "none" else quantization
+        if quantization != "none" and dtype != "bfloat16":
+            raise ValueError(f"dtype is {dtype!r}; with quantization {quantization!r} it must be bfloat16")
         self.instructions = instructions or fastest_instructions()
-        path = build_library(_TYPES[dtype], _TYPES[kv_dtype], instructions=self.instructions)
+        path = build_library(weights_as, _TYPES[kv_dtype], instructions=self.instructions)
         library = _load(path)
         self.config = config
         self.block_size = block_size
@@ -128,16 +141,17 @@ class NativeRunner:
                 f"or no {num_threads} threads"
             )
         self._step = library.lab_step
+        self._phase_seconds = library.lab_phase_seconds(self._model)
         self.close = weakref.finalize(self, library.lab_destroy, self._model)
         put = _Put(library, self._model)
         if not keep_packed:
-            _set_weights(put, checkpoint, dtype, rope_positions)
+            _set_weights(put, checkpoint, dtype, quantization, rope_positions)
         else:
             size = library.lab_weight_bytes(self._model)
             weights = memoryview((ctypes.c_char * size).from_address(library.lab_weights(self._model))).cast("B")
-            packed = PackedWeights(checkpoint.fingerprint, config, dtype, str(rope_positions), path.stem)
+            packed = PackedWeights(checkpoint.fingerprint, config, weights_as, str(rope_positions), path.stem)
             if not packed.read_into(weights):
-                _set_weights(put, checkpoint, dtype, rope_positions)
+                _set_weights(put, checkpoint, dtype, quantization, rope_positions)
                 packed.write(weights)
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
 
@@ -169,6 +183,10 @@ class NativeRunner:
             raise ValueError(f"model input not accepted: {_FAULTS[fault]}")
         return self._logits[:rows]
 
+    def phase_seconds(self) -> dict[str, float]:
+        """How long each of ``PHASES`` took in the last step, waiting for the other threads included."""
+        return {name: float(self._phase_seconds[i]) for i, name in enumerate(PHASES)}
+
 
 class _Put:
     """Hands tensors to the library, which copies them into its layout."""
@@ -186,31 +204,32 @@ class _Put:
         self._set(self._model, _WEIGHTS.index(weight), layer, whole.data_ptr())
 
 
-def _set_weights(put: _Put, checkpoint: Checkpoint, dtype: str, rope_positions: int) -> None:
+def _set_weights(put: _Put, checkpoint: Checkpoint, dtype: str, quantization: str, rope_positions: int) -> None:
     from engine.layers.rotary_embedding import rope_tables
 
     config, tensors = checkpoint.config, checkpoint.tensors
+    matrix = dtype if quantization == "none" else "float32"  # the library quantizes
     cosines, sines = rope_tables(config, rope_positions)
     put("cosine", 0, cosines)
     put("sine", 0, sines)
     embedding = tensors["model.embed_tokens.weight"]
     put("embedding", 0, embedding, to=dtype)
-    put("lm_head", 0, embedding if config.tie_word_embeddings else tensors["lm_head.weight"], to=dtype)
+    put("lm_head", 0, embedding if config.tie_word_embeddings else tensors["lm_head.weight"], to=matrix)
     put("final_norm", 0, tensors["model.norm.weight"])
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
         attention = f"{layer}.self_attn"
         put("input_norm", i, tensors[f"{layer}.input_layernorm.weight"])
         put("post_norm", i, tensors[f"{layer}.post_attention_layernorm.weight"])
-        put("qkv", i, *(tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"), to=dtype)
+        put("qkv", i, *(tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"), to=matrix)
         if config.attention_bias:
             put("qkv_bias", i, *(tensors[f"{attention}.{name}_proj.bias"] for name in "qkv"))
         if config.qk_norm:
             put("q_norm", i, tensors[f"{attention}.q_norm.weight"])
             put("k_norm", i, tensors[f"{attention}.k_norm.weight"])
-        put("attention_out", i, tensors[f"{attention}.o_proj.weight"], to=dtype)
+        put("attention_out", i, tensors[f"{attention}.o_proj.weight"], to=matrix)
         for name in ("gate", "up", "down"):
-            put(name, i, tensors[f"{layer}.mlp.{name}_proj.weight"], to=dtype)
+            put(name, i, tensors[f"{layer}.mlp.{name}_proj.weight"], to=matrix)
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -225,6 +244,8 @@ def _load(path: Path) -> ctypes.CDLL:
     library.lab_weight_bytes.argtypes = [ctypes.c_void_p]
     library.lab_step.restype = ctypes.c_int32
     library.lab_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(_StepInput)]
+    library.lab_phase_seconds.restype = ctypes.POINTER(ctypes.c_double)
+    library.lab_phase_seconds.argtypes = [ctypes.c_void_p]
     library.lab_destroy.restype = None
     library.lab_destroy.argtypes = [ctypes.c_void_p]
     return library

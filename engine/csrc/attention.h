@@ -36,9 +36,16 @@ struct AttentionScratch {
 template <class K>
 inline void write_token(K* tile, int head_dim, int offset, const float* key, const float* value) {
     K* values = tile + kTile * head_dim;
-    for (int d = 0; d < head_dim; ++d) {
-        narrow(key[d], tile + pair_index(tile, kTile, d, offset));
-        narrow(value[d], values + (d / kTile) * kTile * kTile + pair_index(values, kTile, offset, d % kTile));
+    for (int d = 0; d < head_dim; d += kTile) {
+        K narrow_key[kTile], narrow_value[kTile];
+        for (int i = 0; i < kTile; i += kWidth) {
+            store(narrow_key + i, load(key + d + i));
+            store(narrow_value + i, load(value + d + i));
+        }
+        for (int i = 0; i < kTile; ++i) {
+            tile[pair_index(tile, kTile, d + i, offset)] = narrow_key[i];
+            values[d * kTile + pair_index(values, kTile, offset, i)] = narrow_value[i];
+        }
     }
 }
 

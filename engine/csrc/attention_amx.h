@@ -19,10 +19,34 @@ inline void shape_for_attention(int rows) {
     shapes.apply();
 }
 
-inline void ask_for(const bf16* from, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(from) + line, 0, 2);
-}
+// The tiles of keys and values that will be read after those at work: the rest of this sequence, then the next one.
+class TilesAhead {
+public:
+    TilesAhead(const SequenceCache<bf16>* next_, int next_tiles_) : next(next_), next_tiles(next_tiles_) {}
+    // Keys are asked for while keys are at work, values while values are, so that the memory always has something to do.
+    void ask_keys(const SequenceCache<bf16>& now, int tile, int tiles) const {
+        if (const bf16* at = find(now, tile, tiles)) ask(at, now.head_dim);
+    }
+    void ask_values(const SequenceCache<bf16>& now, int tile, int tiles) const {
+        if (const bf16* at = find(now, tile, tiles)) ask(at + kTile * now.head_dim, now.head_dim);
+    }
+
+private:
+    static constexpr int kDistance = 16;  // tiles, 64 KiB at 64 features: far enough for the memory, near enough to stay
+
+    const SequenceCache<bf16>* next;  // null: nothing follows
+    int next_tiles;
+
+    const bf16* find(const SequenceCache<bf16>& now, int tile, int tiles) const {
+        const int at = tile + kDistance, later = at - tiles;
+        if (at < tiles) return now.keys(at);
+        return next && later < next_tiles ? next->keys(later) : nullptr;
+    }
+    static void ask(const bf16* half, int head_dim) {
+        const char* at = reinterpret_cast<const char*>(half);
+        for (size_t line = 0; line < kTile * head_dim * sizeof(bf16); line += 64) __builtin_prefetch(at + line, 0, 2);
+    }
+};
 
 // scores[r][key] = query[r] · key for the keys of `Tiles` tiles.
 template <int Tiles>
@@ -58,13 +82,14 @@ inline void score_with_tiles(const SequenceCache<bf16>& cache, int tile, const b
 // sums[r][feature] = Σ_key weight[r][key] · value[key][feature] for `Columns` columns of 16 features.
 template <int Columns>
 inline void add_up_with_tiles(const SequenceCache<bf16>& cache, int column, int tiles, const AttentionScratch& scratch,
-                              float* sums) {
+                              const TilesAhead& ahead, float* sums) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int tile = 0; tile < tiles; ++tile) {
         const bf16* values = cache.values(tile, column);
+        if (column == 0) ahead.ask_values(cache, tile, tiles);
         _tile_loadd(5, scratch.weights.get() + tile * kTile, scratch.stride * sizeof(bf16));
         _tile_loadd(7, values, 64);
         _tile_dpbf16ps(0, 5, 7);
@@ -86,20 +111,23 @@ inline void add_up_with_tiles(const SequenceCache<bf16>& cache, int column, int 
 
 // `rows` (at most 16) queries, one after another, already scaled, against the first visible[r] keys of the cache;
 // head_dim a multiple of 32. Values behind the last key of its tile must be finite: see clear_values_behind.
+template <class X>
 inline void attend_with_tiles(const SequenceCache<bf16>& cache, const bf16* queries, int rows, const int* visible,
-                              AttentionScratch& scratch, bf16* const* out) {
+                              AttentionScratch& scratch, const TilesAhead& ahead, X* const* out) {
     shape_for_attention(rows);
     memory_is_written();
     int keys = 0;
     for (int r = 0; r < rows; ++r) keys = visible[r] > keys ? visible[r] : keys;
     const int tiles = (keys + kTile - 1) / kTile;
-    const size_t tile_bytes = 2 * kTile * cache.head_dim * sizeof(bf16);
     int tile = 0;
     for (; tile + 4 <= tiles; tile += 4) {
-        for (int t = tile + 4; t < tile + 8 && t < tiles; ++t) ask_for(cache.keys(t), tile_bytes);
+        for (int t = tile; t < tile + 4; ++t) ahead.ask_keys(cache, t, tiles);
         score_with_tiles<4>(cache, tile, queries, scratch);
     }
-    for (; tile < tiles; ++tile) score_with_tiles<1>(cache, tile, queries, scratch);
+    for (; tile < tiles; ++tile) {
+        ahead.ask_keys(cache, tile, tiles);
+        score_with_tiles<1>(cache, tile, queries, scratch);
+    }
     memory_is_written();
     float scale[16];
     for (int r = 0; r < rows; ++r)
@@ -111,9 +139,9 @@ inline void attend_with_tiles(const SequenceCache<bf16>& cache, const bf16* quer
     for (int column = 0; column < columns;) {
         const int at_once = column + 4 <= columns ? 4 : 1;
         if (at_once == 4)
-            add_up_with_tiles<4>(cache, column, tiles, scratch, sums);
+            add_up_with_tiles<4>(cache, column, tiles, scratch, ahead, sums);
         else
-            add_up_with_tiles<1>(cache, column, tiles, scratch, sums);
+            add_up_with_tiles<1>(cache, column, tiles, scratch, ahead, sums);
         memory_is_written();
         for (int r = 0; r < rows; ++r)
             for (int i = 0; i < at_once * kTile; i += kWidth)

@@ -26,7 +26,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fno-tree-slp-vectorize", "-fno-math-errno", "-f
 INSTRUCTIONS = {
     "amx": (),
     "avx512_bf16": ("-DLAB_NO_AMX",),
-    "vector": ("-DLAB_NO_AMX", "-mno-avx512bf16"),
+    "vector": ("-DLAB_NO_AMX", "-mno-avx512bf16", "-mno-avx512vnni"),
 }
 
 

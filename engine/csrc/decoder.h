@@ -1,16 +1,19 @@
 // A Llama-family decoder: a whole step, its phases one after another, on a team of threads.
 //
 // All new tokens of the step are rows; a mixed batch of prompt chunks and decodes needs no cases. The residual stream and
-// all sums are fp32; weights, activations and the key/value cache may be bf16.
+// all sums are fp32; weights and activations may be bf16 or int8, the key/value cache bf16.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <vector>
 
 #include "amx.h"
 #include "attention.h"
 #include "attention_amx.h"
 #include "gemm.h"
+#include "int8.h"
 #include "ops.h"
 #include "step.h"
 #include "threads.h"
@@ -43,12 +46,12 @@ public:
     }
 
     void set(int32_t weight, int32_t index, const void* data) override {
-        const T* matrix = static_cast<const T*>(data);
+        const auto* matrix = static_cast<const typename Types<T>::Source*>(data);
         const auto copy = [&](float* to, size_t n) { std::memcpy(to, data, n * sizeof(float)); };
         Layer& layer = layers_[index];
         const size_t hidden = shape_.hidden, angles = static_cast<size_t>(shape_.rope_positions) * (shape_.head_dim / 2);
         switch (weight) {
-            case kEmbedding: std::memcpy(embedding_, data, shape_.vocab * hidden * sizeof(T)); break;
+            case kEmbedding: std::memcpy(embedding_, data, shape_.vocab * hidden * sizeof(*embedding_)); break;
             case kFinalNorm: copy(final_norm_, hidden); break;
             case kLmHead: lm_head_.pack(matrix, shape_.hidden); break;
             case kCosine: copy(cosine_, angles); break;
@@ -69,10 +72,14 @@ public:
     char* weights() override { return weights_.get(); }
     size_t weight_bytes() const override { return weights_.count(); }
 
+    const double* phase_seconds() const override { return phase_seconds_; }
+
     int32_t step(const StepInput& in) override {
         if (const int32_t fault = check(shape_, in)) return fault;
         reserve(in);
         list_attention(in);
+        std::fill_n(phase_seconds_, kPhases, 0.0);
+        lap_ = Clock::now();
         team_.run([&](int thread) { run(in, thread); });
         return kFine;
     }
@@ -82,11 +89,14 @@ private:
         float *input_norm, *post_norm, *q_norm, *k_norm, *qkv_bias;  // null where the model has none
         Matrix<T> qkv, out, gate_up, down;
     };
+    using Embedding = typename Types<T>::Embedding;
+    static constexpr bool kQuantized = std::is_same<T, int8>::value;
+    static constexpr int kDigits = kQuantized ? 2 : 1;  // rows of a matrix product that one row of activations is
     static constexpr int kLanes = Panel<T>::kLanes, kHalf = kLanes / 2;
     // Tiles of AMX take bf16 keys and values of 32 features at a time.
     static constexpr bool kTileAttention = Panel<T>::kAmx && std::is_same<K, bf16>::value;
 
-    void pack_half(Matrix<T>& m, const T* rows, int first_lane) {
+    void pack_half(Matrix<T>& m, const typename Types<T>::Source* rows, int first_lane) {
         m.pack(rows, shape_.intermediate, shape_.hidden,
                [&](int n) { return n / kHalf * kLanes + first_lane + n % kHalf; });
     }
@@ -101,7 +111,7 @@ private:
     void place(Arena& arena) {
         const int hidden = shape_.hidden, inner = shape_.intermediate, d = shape_.head_dim;
         const size_t angles = static_cast<size_t>(shape_.rope_positions) * (d / 2);
-        embedding_ = arena.take<T>(static_cast<size_t>(shape_.vocab) * hidden);
+        embedding_ = arena.take<Embedding>(static_cast<size_t>(shape_.vocab) * hidden);
         cosine_ = arena.take<float>(angles);
         sine_ = arena.take<float>(angles);
         for (Layer& layer : layers_) {
@@ -128,6 +138,11 @@ private:
         if (attends_with_tiles()) queries_.grow(rows * query_size_);
         attended_.grow(rows * padded<T>(query_size_));
         hidden_.grow(rows * padded<T>(shape_.intermediate));
+        if (kQuantized) {
+            const int widest = std::max({shape_.hidden, query_size_, shape_.intermediate});
+            quantized_.grow(kDigits * rows * padded<T>(widest));
+            row_scales_.grow(rows);
+        }
     }
     bool attends_with_tiles() const { return kTileAttention && shape_.head_dim % 32 == 0; }
 
@@ -145,39 +160,52 @@ private:
         for (auto& next : next_item_) next.store(0, std::memory_order_relaxed);
     }
 
+    using Clock = std::chrono::steady_clock;
+
+    // No thread goes on before all have finished `phase`; the first one books the time.
+    void end(Phase phase, int thread) {
+        team_.barrier();
+        if (thread != 0) return;
+        const auto now = Clock::now();
+        phase_seconds_[phase] += std::chrono::duration<double>(now - lap_).count();
+        lap_ = now;
+    }
+
     void run(const StepInput& in, int thread) {
         embed(in, thread);
+        end(kEmbedPhase, thread);
         for (int i = 0; i < shape_.layers; ++i) {
             const Layer& layer = layers_[i];
             const bool last = i + 1 == shape_.layers;
             norm(residual_.get(), layer.input_norm, in.tokens, thread);
-            team_.barrier();
+            end(kNormPhase, thread);
             const int width = query_size_ + 2 * kv_size_;
-            multiply(layer.qkv, normed_.get(), in.tokens, thread, sums(qkv_.get(), width, Write::kSet));
-            team_.barrier();
+            multiply(layer.qkv, normed_rows(), in.tokens, thread, sums(qkv_.get(), width, Write::kSet));
+            end(kQkvPhase, thread);
             finish_qkv(in, layer, i, thread);
-            team_.barrier();
+            end(kCachePhase, thread);
             attend_items(in, last ? last_items_ : all_items_, i, thread);
             if (last) copy_logit_rows(in, thread);
-            team_.barrier();
+            end(kAttentionPhase, thread);
             feed_forward(layer, last ? last_.get() : residual_.get(), last ? in.logits : in.tokens, thread);
         }
         norm(last_.get(), final_norm_, in.logits, thread);
-        team_.barrier();
-        multiply(lm_head_, normed_.get(), in.logits, thread, sums(in.out, shape_.vocab, Write::kSet));
+        end(kNormPhase, thread);
+        multiply(lm_head_, normed_rows(), in.logits, thread, sums(in.out, shape_.vocab, Write::kSet));
+        end(kHeadPhase, thread);
     }
 
     // Attention's output projection and the gated MLP, both added to the residual stream.
     void feed_forward(const Layer& layer, float* residual, int rows, int thread) {
         const int hidden = shape_.hidden, inner = shape_.intermediate;
-        multiply(layer.out, attended_.get(), rows, thread, sums(residual, hidden, Write::kAdd));
-        team_.barrier();
+        multiply(layer.out, ready(attended_, query_size_, rows, thread), rows, thread, sums(residual, hidden, Write::kAdd));
+        end(kOutPhase, thread);
         norm(residual, layer.post_norm, rows, thread);
-        team_.barrier();
-        multiply(layer.gate_up, normed_.get(), rows, thread, StoreGated<T>{hidden_.get(), padded<T>(inner), inner});
-        team_.barrier();
-        multiply(layer.down, hidden_.get(), rows, thread, sums(residual, hidden, Write::kAdd));
-        team_.barrier();
+        end(kNormPhase, thread);
+        multiply(layer.gate_up, normed_rows(), rows, thread, StoreGated<T>{hidden_.get(), padded<T>(inner), inner});
+        end(kGateUpPhase, thread);
+        multiply(layer.down, ready(hidden_, inner, rows, thread), rows, thread, sums(residual, hidden, Write::kAdd));
+        end(kDownPhase, thread);
     }
 
     static StoreSums<T> sums(float* y, int outputs, Write write) {
@@ -186,13 +214,39 @@ private:
 
     // The thread's own panels of `m`; rows of x are padded to m.inputs.
     template <class Sink>
-    void multiply(const Matrix<T>& m, const Activation<T>* x, int rows, int thread, const Sink& sink) const {
+    void multiply(const Matrix<T>& m, const Inputs<T>& x, int rows, int thread, const Sink& sink) const {
         if (rows == 0) return;
         const Range panels = part(m.panels(), team_.size(), thread);
 #if defined(LAB_AMX)
-        if constexpr (Panel<T>::kAmx) return multiply_with_tiles(m, panels, x, rows, sink);
+        if constexpr (Panel<T>::kAmx) return multiply_with_tiles(m, panels, x, kDigits * rows, sink);
 #endif
-        multiply_with_vectors<T>(m, panels, x, rows, sink);
+        multiply_with_vectors(m, panels, x, kDigits * rows, sink);
+    }
+
+    // Rows of `width` values as a matrix takes them: as they are, or as int8, which needs all of a row at once.
+    Inputs<T> ready(const Buffer<Staged<T>>& rows, int width, int count, int thread) {
+        if constexpr (kQuantized) {
+            const Range range = rows_of(count, thread);
+            for (int row = range.begin; row < range.end; ++row)
+                quantize_row(rows.get() + row * padded<T>(width), width, row);
+            team_.barrier();
+            return {quantized_.get(), row_scales_.get()};
+        } else {
+            return {rows.get(), nullptr};
+        }
+    }
+    // norm() has made its rows ready already.
+    Inputs<T> normed_rows() const {
+        if constexpr (kQuantized)
+            return {quantized_.get(), row_scales_.get()};
+        else
+            return {normed_.get(), nullptr};
+    }
+    void quantize_row(const float* row, int width, int index) {
+        const size_t length = padded<T>(width);
+        int8 *high = quantized_.get() + 2 * index * length, *low = high + length;
+        row_scales_.get()[index] = quantize_in_two(row, width, high, low);
+        for (int8* digits : {high, low}) std::memset(static_cast<void*>(digits + width), 0, length - width);
     }
 
     Range rows_of(int rows, int thread) const { return part(rows, team_.size(), thread); }
@@ -200,7 +254,7 @@ private:
     void embed(const StepInput& in, int thread) {
         const Range rows = rows_of(in.tokens, thread);
         for (int row = rows.begin; row < rows.end; ++row) {
-            const T* from = embedding_ + static_cast<size_t>(in.token_ids[row]) * shape_.hidden;
+            const Embedding* from = embedding_ + static_cast<size_t>(in.token_ids[row]) * shape_.hidden;
             float* to = residual_.get() + static_cast<size_t>(row) * shape_.hidden;
             for (int i = 0; i < shape_.hidden; ++i) to[i] = widen(from[i]);
         }
@@ -212,6 +266,7 @@ private:
             const size_t at = row;
             rms_norm(x + at * shape_.hidden, weight, shape_.hidden, shape_.eps,
                      normed_.get() + at * padded<T>(shape_.hidden));
+            if constexpr (kQuantized) quantize_row(normed_.get() + at * padded<T>(shape_.hidden), shape_.hidden, row);
         }
     }
 
@@ -251,7 +306,7 @@ private:
     void copy_queries(int tokens, int row, const float* q) {
         const int values = group_ * shape_.head_dim;
         for (int h = 0; h < shape_.kv_heads; ++h) {
-            Activation<T>* to = queries_.get() + (static_cast<size_t>(h) * tokens + row) * values;
+            bf16* to = queries_.get() + (static_cast<size_t>(h) * tokens + row) * values;
             for (int i = 0; i < values; i += kWidth) store(to + i, load(q + h * values + i));
         }
     }
@@ -275,22 +330,30 @@ private:
     // Items are handed out one by one, since their lengths differ; who computes one does not change its result.
     void attend_items(const StepInput& in, const std::vector<AttentionItem>& items, int index, int thread) {
         const int total = static_cast<int>(items.size()) * shape_.kv_heads;
-        for (int i; (i = next_item_[index].fetch_add(1, std::memory_order_relaxed)) < total;)
-            attend_item(in, items[i / shape_.kv_heads], i % shape_.kv_heads, index, thread);
+        for (int i; (i = next_item_[index].fetch_add(1, std::memory_order_relaxed)) < total;) {
+            const int next = i + team_.size();  // most likely this thread's
+            attend_item(in, items[i / shape_.kv_heads], i % shape_.kv_heads, next < total ? &items[next / shape_.kv_heads] : nullptr,
+                        next % shape_.kv_heads, index, thread);
+        }
     }
 
-    void attend_item(const StepInput& in, const AttentionItem& item, int head, int index, int thread) {
+    SequenceCache<K> cache_of(const StepInput& in, const AttentionItem& item, int head, int index) {
+        return {layer_cache(index) + head * head_stride_, block_stride_,
+                in.block_tables + static_cast<size_t>(item.seq) * in.table_width, shape_.block_size / kTile, shape_.head_dim};
+    }
+
+    // `next` (or null) and `next_head`: what will be attended after it.
+    void attend_item(const StepInput& in, const AttentionItem& item, int head, const AttentionItem* next, int next_head,
+                     int index, int thread) {
         const int width = query_size_ + 2 * kv_size_, d = shape_.head_dim;
-        const SequenceCache<K> cache{layer_cache(index) + head * head_stride_, block_stride_,
-                                     in.block_tables + static_cast<size_t>(item.seq) * in.table_width,
-                                     shape_.block_size / kTile, d};
-        if (attends_with_tiles()) return attend_in_tiles(in, item, head, cache, thread);
+        const SequenceCache<K> cache = cache_of(in, item, head, index);
+        if (attends_with_tiles()) return attend_in_tiles(in, item, head, cache, next, next_head, index, thread);
         const int queries = item.rows * group_, parts = (queries + kMaxRows - 1) / kMaxRows;
         for (int p = 0; p < parts; ++p) {
             const Range range = part(queries, parts, p);
             with_rows(range.end - range.begin, [&](auto n) {
                 const float* query[n];
-                Activation<T>* out[n];
+                Staged<T>* out[n];
                 int visible[n];
                 for (int r = 0; r < n; ++r) {
                     const int row = (range.begin + r) / group_, h = head * group_ + (range.begin + r) % group_;
@@ -298,35 +361,39 @@ private:
                     out[r] = attended_row(item.out + row) + h * d;
                     visible[r] = in.positions[item.row + row] + 1;
                 }
-                attend<K, Activation<T>, n>(cache, query, visible, scratch_[thread].scores.get(), score_stride_, out);
+                attend<K, Staged<T>, n>(cache, query, visible, scratch_[thread].scores.get(), score_stride_, out);
             });
         }
     }
 
     // The same, 16 queries at a time.
     void attend_in_tiles(const StepInput& in, const AttentionItem& item, int head, const SequenceCache<K>& cache,
-                         int thread) {
+                         const AttentionItem* next, int next_head, int index, int thread) {
 #if defined(LAB_AMX)
         if constexpr (kTileAttention) {
             const int d = shape_.head_dim, queries = item.rows * group_;
             const size_t first = (static_cast<size_t>(head) * in.tokens + item.row) * group_;
+            const SequenceCache<K> later = cache_of(in, next ? *next : item, next_head, index);
+            // Rows of one sequence follow each other: its tiles are in the cache already.
+            const bool other = next && (next->seq != item.seq || next_head != head);
+            const TilesAhead ahead(other ? &later : nullptr, other ? (in.context_lens[next->seq] + kTile - 1) / kTile : 0);
             for (int begin = 0; begin < queries; begin += 16) {
                 const int rows = queries - begin < 16 ? queries - begin : 16;
-                bf16* out[16];
+                Staged<T>* out[16];
                 int visible[16];
                 for (int r = 0; r < rows; ++r) {
                     const int row = (begin + r) / group_, h = head * group_ + (begin + r) % group_;
                     out[r] = attended_row(item.out + row) + h * d;
                     visible[r] = in.positions[item.row + row] + 1;
                 }
-                attend_with_tiles(cache, queries_.get() + (first + begin) * d, rows, visible, scratch_[thread], out);
+                attend_with_tiles(cache, queries_.get() + (first + begin) * d, rows, visible, scratch_[thread], ahead, out);
             }
         }
 #endif
-        (void)in, (void)item, (void)head, (void)cache, (void)thread;
+        (void)in, (void)item, (void)head, (void)cache, (void)next, (void)next_head, (void)index, (void)thread;
     }
 
-    Activation<T>* attended_row(int row) { return attended_.get() + row * padded<T>(query_size_); }
+    Staged<T>* attended_row(int row) { return attended_.get() + row * padded<T>(query_size_); }
 
     void copy_logit_rows(const StepInput& in, int thread) {
         const Range rows = rows_of(in.logits, thread);
@@ -342,16 +409,21 @@ private:
     const int query_size_, kv_size_, group_;
     const size_t tile_size_, head_stride_, block_stride_, score_stride_;
     std::vector<Layer> layers_;
-    T* embedding_ = nullptr;
+    Embedding* embedding_ = nullptr;
     float *cosine_ = nullptr, *sine_ = nullptr, *final_norm_ = nullptr;
     Matrix<T> lm_head_;
     Buffer<char> weights_;
     Buffer<K> cache_;
     Buffer<float> residual_, last_, qkv_;
-    Buffer<Activation<T>> normed_, queries_, attended_, hidden_;
+    Buffer<Staged<T>> normed_, attended_, hidden_;
+    Buffer<bf16> queries_;
+    Buffer<int8> quantized_;
+    Buffer<float> row_scales_;
     std::vector<AttentionScratch> scratch_;  // one a thread
     std::vector<AttentionItem> all_items_, last_items_;
     std::vector<std::atomic<int>> next_item_;  // one a layer
+    double phase_seconds_[kPhases] = {};
+    Clock::time_point lap_;
     Team team_;
 };
 

@@ -42,7 +42,8 @@ __attribute__((noinline)) void multiply_tile(const Matrix<T>& m, int panel, int 
 
 // sink(Σ_k x[r][k] · m[c][k]) for every row and the outputs of `panels`.
 template <class T, class Sink>
-void multiply_with_vectors(const Matrix<T>& m, Range panels, const Activation<T>* x, int rows, const Sink& sink) {
+void multiply_with_vectors(const Matrix<T>& m, Range panels, const Inputs<T>& in, int rows, const Sink& sink) {
+    const Activation<T>* x = in.x;
     constexpr int kLanes = Panel<T>::kLanes;
     for (int block = 0; block < rows; block += kRowBlock) {
         const int block_rows = rows - block < kRowBlock ? rows - block : kRowBlock;

@@ -18,6 +18,11 @@
 //     panel 0: column 0: tile (inputs 0-31) | tile (32-63) | ...        tile = 16 pair rows x 16 lanes
 //              column 1: ...
 //
+// INT8 weights are the same with four inputs (k .. k+3) in a lane of 32 bits, which VNNI multiplies and adds in one go; a
+// tile of AMX then holds 64 inputs. An output has one scale, a row of activations has one: both are kept beside.
+//
+//     | w[0][k] w[0][k+1] w[0][k+2] w[0][k+3] | w[1][k] ... |
+//
 // GATE AND UP of the MLP are one matrix: the first half of a panel's lanes are outputs of gate, the second half the same
 // outputs of up, so that whoever computes a panel can finish silu(gate) * up.
 //
@@ -36,7 +41,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && !defined(LAB_NO_AMX)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && !defined(LAB_NO_AMX)
 #define LAB_AMX 1
 #endif
 #if defined(__AVX512BF16__)
@@ -68,6 +73,9 @@ typedef float LooseVec __attribute__((vector_size(kWidth * 4), aligned(4), may_a
 typedef uint32_t LooseUintVec __attribute__((vector_size(kWidth * 4), aligned(2), may_alias));
 
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+typedef int32_t LooseIntVec __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+inline IntVec load(const int32_t* p) { return *reinterpret_cast<const LooseIntVec*>(p); }
+inline void store(int32_t* p, IntVec v) { *reinterpret_cast<LooseIntVec*>(p) = v; }
 inline void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
 
 using fp32 = float;
@@ -75,28 +83,63 @@ struct bf16 {
     uint16_t bits;
 };
 
-// What a matrix of T is multiplied with: fp32, or bf16 where the processor multiplies pairs of bf16 (AVX-512 BF16).
-// LAB_BF16_ACTIVATIONS takes bf16 without that instruction, so that the path can be tested anywhere.
-#if defined(__AVX512BF16__) || defined(LAB_BF16_ACTIVATIONS)
-template <class T>
-using Activation = T;
-#else
-template <class T>
-using Activation = float;
-#endif
+struct int8 {
+    int8_t value;
+};
 
-// How a matrix of T is cut into panels. Rows that it is multiplied with are padded with zeros to a multiple of kStep.
+// What goes with weights of type T. Activation: what a matrix is multiplied with; fp32, or bf16 where the processor
+// multiplies pairs of bf16. Staged: what attention and the MLP leave for the next matrix. Source: what a matrix is packed
+// from. Sum: of products.
+// LAB_BF16_ACTIVATIONS takes bf16 activations without that instruction, so that the path can be tested anywhere.
+template <class T>
+struct Types {
+#if defined(__AVX512BF16__) || defined(LAB_BF16_ACTIVATIONS)
+    using Activation = T;
+#else
+    using Activation = float;
+#endif
+    using Staged = Activation;
+    using Source = T;
+    using Embedding = T;
+    using Sum = float;
+};
+template <>
+struct Types<int8> {
+    using Activation = int8;
+    using Staged = float;
+    using Source = float;
+    using Embedding = bf16;
+    using Sum = int32_t;
+};
+template <class T>
+using Activation = typename Types<T>::Activation;
+template <class T>
+using Staged = typename Types<T>::Staged;
+
+// How a matrix of T is cut into panels. kGroup inputs share a lane's 32 bits (or follow each other, for fp32). Rows that
+// it is multiplied with are padded with zeros to a multiple of kStep.
 template <class T>
 struct Panel {
     static constexpr bool kAmx = false;
     static constexpr int kLanes = kWidth * (kRegisters == 32 ? 4 : 2);  // 16 outputs with AVX2, 64 with AVX-512
-    static constexpr int kColumn = kLanes, kStep = 1;
+    static constexpr int kColumn = kLanes, kGroup = 2, kStep = 1;
 };
 #if defined(LAB_AMX)
 template <>
 struct Panel<bf16> {
     static constexpr bool kAmx = true;
-    static constexpr int kLanes = 32, kColumn = 16, kStep = 32;
+    static constexpr int kLanes = 32, kColumn = 16, kGroup = 2, kStep = 32;
+};
+template <>
+struct Panel<int8> {
+    static constexpr bool kAmx = true;
+    static constexpr int kLanes = 32, kColumn = 16, kGroup = 4, kStep = 64;
+};
+#else
+template <>
+struct Panel<int8> {
+    static constexpr bool kAmx = false;
+    static constexpr int kLanes = Panel<float>::kLanes, kColumn = kLanes, kGroup = 4, kStep = 4;
 };
 #endif
 
@@ -146,6 +189,10 @@ inline size_t pair_index(const bf16*, int lanes, size_t k, int lane) {
     return (k / 2) * 2 * lanes + 2 * static_cast<size_t>(lane) + k % 2;
 }
 inline size_t pair_index(const float*, int lanes, size_t k, int lane) { return k * lanes + lane; }
+
+inline size_t pair_index(const int8*, int lanes, size_t k, int lane) {
+    return (k / 4) * 4 * lanes + 4 * static_cast<size_t>(lane) + k % 4;
+}
 
 inline size_t pair_rows(size_t inputs) { return (inputs + 1) / 2; }
 inline size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }

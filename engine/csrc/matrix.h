@@ -1,6 +1,8 @@
 // Matrices packed into panels (layout.h), and what is done with the outputs of a few rows and panels once they are known.
 #pragma once
 
+#include <vector>
+
 #include "arena.h"
 #include "ops.h"
 #include "tile.h"
@@ -13,35 +15,63 @@ constexpr size_t padded(size_t inputs) {
     return (inputs + Panel<T>::kStep - 1) / Panel<T>::kStep * Panel<T>::kStep;
 }
 
+// Rows that a matrix of T is multiplied with. Of int8, each row is two, its high and its low digits, and `scales` has what
+// the row is to be multiplied by.
+template <class T>
+struct Inputs {
+    const Activation<T>* x;
+    const float* scales;
+};
+
 template <class T>
 struct Matrix {
-    static constexpr int kLanes = Panel<T>::kLanes, kColumn = Panel<T>::kColumn;
+    static constexpr int kLanes = Panel<T>::kLanes, kColumn = Panel<T>::kColumn, kGroup = Panel<T>::kGroup;
+    static constexpr bool kScaled = std::is_same<T, int8>::value;
     int outputs = 0, inputs = 0;  // lanes in use, and inputs with their padding
     T* data = nullptr;
+    float* scales = nullptr;    // int8: of each lane
+    int32_t* totals = nullptr;  // int8: sum of each lane's weights
 
     int panels() const { return (outputs + kLanes - 1) / kLanes; }
-    size_t column_size() const { return pair_rows(inputs) * 2 * kColumn; }
+    size_t column_size() const { return round_up(inputs, kGroup) * kColumn; }
     size_t panel_size() const { return column_size() * (kLanes / kColumn); }
     const T* panel(int i) const { return data + i * panel_size(); }
 
     void place(Arena& arena, int outputs_, int inputs_) {
         outputs = outputs_;
         inputs = static_cast<int>(padded<T>(inputs_));
+        if (kScaled) {
+            scales = arena.take<float>(panels() * kLanes);
+            totals = arena.take<int32_t>(panels() * kLanes);
+        }
         data = arena.take<T>(panels() * panel_size());
     }
 
     // Puts `count` outputs of `rows` (row-major, `length` inputs each) where lane(output) says. Padding stays zero.
     template <class Lane>
-    void pack(const T* rows, int count, int length, Lane lane) {
+    void pack(const typename Types<T>::Source* rows, int count, int length, Lane lane) {
+        std::vector<T> narrow(length);
         for (int n = 0; n < count; ++n) {
             const int to = lane(n);
             T* column = data + to / kColumn * column_size();
-            const T* row = rows + static_cast<size_t>(n) * length;
-            for (int k = 0; k < length; ++k) column[pair_index(column, kColumn, k, to % kColumn)] = row[k];
+            const auto* row = rows + static_cast<size_t>(n) * length;
+            if constexpr (kScaled) {
+                scales[to] = quantize(row, length, narrow.data());
+                totals[to] = 0;
+                for (const int8& weight : narrow) totals[to] += weight.value;
+                row_into(column, narrow.data(), length, to);
+            } else {
+                row_into(column, row, length, to);
+            }
         }
     }
-    void pack(const T* rows, int length) {
+    void pack(const typename Types<T>::Source* rows, int length) {
         pack(rows, outputs, length, [](int n) { return n; });
+    }
+
+private:
+    static void row_into(T* column, const T* row, int length, int lane) {
+        for (int k = 0; k < length; ++k) column[pair_index(column, kColumn, k, lane % kColumn)] = row[k];
     }
 };
 
@@ -75,7 +105,7 @@ struct StoreSums {
 // hidden[row][output] = silu(gate) * up, from panels whose lanes are half gate, half up.
 template <class T>
 struct StoreGated {
-    Activation<T>* hidden;
+    Staged<T>* hidden;
     size_t hidden_stride;
     int outputs;
 
@@ -85,7 +115,7 @@ struct StoreGated {
             for (int p = 0; p < panels; ++p) {
                 const float* gate = tile + static_cast<size_t>(r) * stride + p * 2 * kHalf;
                 const int first = (panel + p) * kHalf;
-                Activation<T>* to = hidden + (row + r) * hidden_stride + first;
+                Staged<T>* to = hidden + (row + r) * hidden_stride + first;
                 if (outputs - first >= kHalf) {
                     for (int i = 0; i < kHalf; i += kWidth) store(to + i, gated(load(gate + i), load(gate + kHalf + i)));
                 } else {  // the padded last panel
@@ -96,5 +126,27 @@ struct StoreGated {
             }
     }
 };
+
+// Hands sums [rows x stride] of `panels` panels to the sink. Of int8, two rows are the two digits of one.
+template <class Sink>
+inline void deliver(const Matrix<int8>& m, const float* row_scales, int row, int rows, int panel, int panels,
+                    const int32_t* sums, int stride, const Sink& sink) {
+    alignas(64) float scaled[16 * 64];
+    const float* lane_scales = m.scales + panel * Panel<int8>::kLanes;
+    for (int r = 0; r < rows / 2; ++r) {
+        const int32_t *high = sums + 2 * r * stride, *low = high + stride;
+        for (int i = 0; i < stride; i += kWidth) {
+            const Vec sum = __builtin_convertvector(load(high + i), Vec) +
+                            __builtin_convertvector(load(low + i), Vec) * (1.0f / 254.0f);
+            store(scaled + r * stride + i, sum * (row_scales[row / 2 + r] * load(lane_scales + i)));
+        }
+    }
+    sink(row / 2, rows / 2, panel, panels, scaled, stride);
+}
+template <class T, class Sink>
+inline void deliver(const Matrix<T>&, const float*, int row, int rows, int panel, int panels, const float* sums, int stride,
+                    const Sink& sink) {
+    sink(row, rows, panel, panels, sums, stride);
+}
 
 }  // namespace lab

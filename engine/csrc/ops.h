@@ -57,6 +57,55 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, X* o
     for (int i = whole; i < n; ++i) narrow(x[i] * scale * weight[i], out + i);
 }
 
+// The factor of whole numbers -127 .. 127 that reach the largest of `x`: max |x| / 127. NaN for a row with a NaN or infinity.
+inline float quantization_step(const float* x, int n) {
+    const int whole = n / kWidth * kWidth;
+    Vec top{}, poison{};
+    for (int i = 0; i < whole; i += kWidth) {
+        const Vec v = load(x + i);
+        top = maximum(maximum(v, -v), top);
+        poison += v * 0.0f;
+    }
+    float max = 0, bad = horizontal_sum(poison);
+    for (int i = 0; i < kWidth; ++i) max = top[i] > max ? top[i] : max;
+    for (int i = whole; i < n; ++i) {
+        max = std::fabs(x[i]) > max ? std::fabs(x[i]) : max;
+        bad += x[i] * 0.0f;
+    }
+    return max / 127.0f + bad;
+}
+
+constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it and taking it off rounds to an integer
+
+// out = round(x / step); returns the step.
+inline float quantize(const float* x, int n, int8* out) {
+    const float step = quantization_step(x, n), inverse = step > 0 ? 1.0f / step : 0.0f;
+    for (int i = 0; i < n; ++i) out[i].value = static_cast<int8_t>((x[i] * inverse + kRound) - kRound);
+    return step;
+}
+
+// x as two digits: x = step · (high + low / 254) but for 1/508 of a step: one digit would lose what stands beside an outlier.
+// `high` and `low` get n values each; returns the step.
+inline float quantize_in_two(const float* x, int n, int8* high, int8* low) {
+    typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+    const float step = quantization_step(x, n), inverse = step > 0 ? 1.0f / step : 0.0f;
+    const int whole = n / kWidth * kWidth;
+    for (int i = 0; i < whole; i += kWidth) {
+        const Vec scaled = load(x + i) * inverse, first = (scaled + kRound) - kRound;
+        const Vec second = ((scaled - first) * 254.0f + kRound) - kRound;
+        const Bytes digits[] = {__builtin_convertvector(__builtin_convertvector(first, IntVec), Bytes),
+                                __builtin_convertvector(__builtin_convertvector(second, IntVec), Bytes)};
+        std::memcpy(static_cast<void*>(high + i), &digits[0], sizeof(Bytes));
+        std::memcpy(static_cast<void*>(low + i), &digits[1], sizeof(Bytes));
+    }
+    for (int i = whole; i < n; ++i) {
+        const float scaled = x[i] * inverse, first = (scaled + kRound) - kRound;
+        high[i].value = static_cast<int8_t>(first);
+        low[i].value = static_cast<int8_t>(((scaled - first) * 254.0f + kRound) - kRound);
+    }
+    return step;
+}
+
 // Rotates (x[i], x[i + d/2]) by the angle of feature i: Hugging Face's half-split order.
 inline void rotate(float* x, const float* cosine, const float* sine, int head_dim) {
     const int half = head_dim / 2, whole = half / kWidth * kWidth;

@@ -30,6 +30,8 @@ size_t lab_weight_bytes(void* model) { return static_cast<lab::Model*>(model)->w
 
 int32_t lab_step(void* model, const lab::StepInput* in) { return static_cast<lab::Model*>(model)->step(*in); }
 
+const double* lab_phase_seconds(void* model) { return static_cast<lab::Model*>(model)->phase_seconds(); }
+
 void lab_destroy(void* model) { delete static_cast<lab::Model*>(model); }
 
 int32_t lab_vector_width() { return lab::kWidth; }

@@ -27,6 +27,9 @@ enum Weight : int32_t {
 // What is wrong with a StepInput; native.py has the sentences.
 enum Fault : int32_t { kFine, kBadToken, kBadPosition, kBadQueryStart, kBadContext, kBadBlock, kBadSlot, kBadLogitRow };
 
+// Where a step's time goes; native.py has the names.
+enum Phase : int32_t { kEmbedPhase, kNormPhase, kQkvPhase, kCachePhase, kAttentionPhase, kOutPhase, kGateUpPhase, kDownPhase, kHeadPhase, kPhases };
+
 class Model {
 public:
     virtual ~Model() = default;
@@ -34,6 +37,7 @@ public:
     virtual char* weights() = 0;
     virtual size_t weight_bytes() const = 0;
     virtual int32_t step(const StepInput& in) = 0;
+    virtual const double* phase_seconds() const = 0;  // [kPhases], of the last step
 };
 
 inline int32_t check(const Shape& shape, const StepInput& in) {

@@ -114,6 +114,10 @@ def make_model_executor(config: EngineConfig) -> tuple[ModelExecutor, ExecutorFa
     checkpoint = load_checkpoint(config.model, config.seed, device)
     executor: ModelExecutor
     if device == "cuda" or config.tensor_parallel_size > 1:
+        if config.quantization != "none":
+            raise ValueError(
+                f"quantization {config.quantization!r} belongs to the native step; take device: cpu with it"
+            )
         if config.backend == "native":
             raise ValueError(
                 "tensor_parallel_size above 1 belongs to backend: torch or auto; the native step has one process"
@@ -157,6 +161,8 @@ def _make_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -> 
     try:
         return _native_runner(checkpoint, config, threads)
     except (NativeUnavailableError, ValueError) as error:
+        if config.quantization != "none":
+            raise ValueError(f"quantization {config.quantization!r} needs the native step ({error})") from error
         say(f"backend auto: torch, because the native step cannot be had ({error})")
         return _torch_runner(checkpoint, config, threads)
 
@@ -171,9 +177,15 @@ def _native_runner(checkpoint: Checkpoint, config: EngineConfig, threads: int) -
         block_size=block_size,
         num_threads=threads,
         dtype=dtype,
+        quantization=config.quantization,
         keep_packed=checkpoint.tokenizer_path is not None,  # random weights are made faster than read
     )
-    facts = {"backend": "native", "instructions": runner.instructions, "dtype": dtype}
+    facts = {
+        "backend": "native",
+        "instructions": runner.instructions,
+        "dtype": dtype,
+        "quantization": config.quantization,
+    }
     return runner, {**facts, "native_source": source_fingerprint()}
 
 

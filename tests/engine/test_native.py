@@ -131,7 +131,9 @@ def test_every_instruction_set_keeps_the_bitwise_promise(instructions: str, head
     check_bitwise("bfloat16", 2, instructions, head_dim)
 
 
-def check_bitwise(dtype: str, threads: int, instructions: str | None, head_dim: int = 32) -> None:
+def check_bitwise(
+    dtype: str, threads: int, instructions: str | None, head_dim: int = 32, quantization: str = "none"
+) -> None:
     checkpoint = random_checkpoint(num_heads=6, num_kv_heads=2, head_dim=head_dim)
     starts = prompts((37, 1, 16, 20), 389)
     forced = [[7, 8, 9]] * 64
@@ -144,6 +146,7 @@ def check_bitwise(dtype: str, threads: int, instructions: str | None, head_dim: 
             dtype=dtype,
             num_threads=num_threads,
             instructions=instructions,
+            quantization=quantization,
         )
         driver = Driver(runner, chunk)
         return driver.run([driver.start(prompt) for prompt in batch], 3, forced=forced[: len(batch)])
@@ -356,13 +359,14 @@ flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g
 native.build_library = lambda *types, instructions: build.build_library(*types, flags, instructions)
 sets = list(build.INSTRUCTIONS)
 for instructions in sets[sets.index(build.fastest_instructions()):]:
-    for dtype in ("bfloat16", "float32"):
+    for dtype, quantization in (("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8")):
         for head_dim in (16, 32):
             checkpoint = random_checkpoint(
                 num_heads=14, vocab_size=389, head_dim=head_dim, attention_bias=True, qk_norm=True
             )
             runner = native.NativeRunner(
-                checkpoint, num_kv_blocks=64, max_model_len=128, dtype=dtype, num_threads=2, instructions=instructions
+                checkpoint, num_kv_blocks=64, max_model_len=128, dtype=dtype, num_threads=2, instructions=instructions,
+                quantization=quantization,
             )
             driver = Driver(runner, chunk=11)
             driver.run([driver.start(prompt) for prompt in prompts((1, 16, 17, 50), 389)], 3)
