@@ -189,18 +189,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000, help="runs a cell (fewer for long ones)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="three lengths, 100 runs a cell")
+    parser.add_argument("--longest", type=int, default=32_000, help="leave out longer runs")
     parser.add_argument("--publish", type=Path, help="a document that the table is put into")
     options = parser.parse_args()
     lengths: tuple[int, ...] = (300, 1000, 2000, 4000, 8000, 16_000, 32_000)
     runs = options.runs
     if options.quick:
         lengths, runs = (300, 2000, 8000), 100
+    lengths = tuple(n for n in lengths if n <= options.longest)
     print(f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}, seed {options.seed}")
     began = time.perf_counter()
     rows = table(runs, options.seed, lengths)
     print(f"{time.perf_counter() - began:.0f} s")
     if options.publish is not None:
-        command = f"python -m benchmarks.coverage --runs {runs} --seed {options.seed} --publish {options.publish}"
+        about = f"--runs {runs} --seed {options.seed} --longest {options.longest}"
+        command = f"python -m benchmarks.coverage {about} --publish {options.publish}"
         publish(options.publish, "coverage", command, markdown(HEADER, [row for row in rows if row[5] != "100.0 %"]))
 
 
