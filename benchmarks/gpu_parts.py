@@ -171,7 +171,7 @@ def host_overhead_row(llm: LLM, model: str, batch: int, scale: Scale) -> Row:
         "what": f"{model} host overhead a step, {batch} rows",
         "value": (period - both) * 1e3,
         "unit": "ms",
-        "of": f"{rows} running, period {period * 1e3:.2f} ms, forward pass {device * 1e3:.2f}, with the draw {both * 1e3:.2f}",
+        "of": f"{rows} running, period {period * 1e3:.2f} ms, forward {device * 1e3:.2f}, with the draw {both * 1e3:.2f}",
     }
 
 
