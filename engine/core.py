@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.executors.base import BatchShape, Executor, ScheduledBatch
@@ -22,8 +21,7 @@ from engine.sequence import Request, Sequence
 Clock = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What a step (or an abort) did to one request: the new token, if any; whether it is over (``finish_reason`` set)."""
 
     seq: Sequence
