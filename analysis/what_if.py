@@ -63,6 +63,11 @@ class Objective:
         )
         return cls(ttft, tpot, e2e, float(slo.get("attain", 0.95)))
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether there is any limit to meet."""
+        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s))
+
     def attained(self, run: Run) -> float:
         """Share of the measured requests that meet all limits; those without a second token have no TPOT to miss."""
         values = latencies(run)
@@ -138,7 +143,8 @@ def what_if(
     Args:
         changes: scheduling options by name, with ``replicas`` and ``routing`` (random, round_robin) beside them.
         fit: the experiment that step times are fitted to.
-        objective: whether the largest feasible rate is wanted too (it takes most of the time).
+        objective: whether the largest feasible rate is wanted too (it takes most of the time); a study that states no
+            objective has none.
 
     Raises:
         ValueError: an unknown option, or a study without that experiment.
@@ -149,7 +155,7 @@ def what_if(
     rows = []
     for variant in ({}, *changes):
         values = {"capacity": asked.capacity(variant)}
-        if objective:
+        if objective and asked.objective.is_stated:
             values["feasible rate"] = asked.feasible_rate(variant, values["capacity"])
         base = base or values
         for name, drawn in values.items():

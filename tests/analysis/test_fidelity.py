@@ -18,7 +18,7 @@ from analysis.runs import Run
 from analysis.simulation import simulate_engine
 from analysis.simulation.mix import RequestMix
 from analysis.study import StudyResults
-from analysis.what_if import WhatIf, check_table, parse_changes, what_if
+from analysis.what_if import Objective, WhatIf, check_table, parse_changes, what_if
 from engine.executors.base import BatchShape
 from tests.analysis.known_study import TRUTH, engine_facts, write_run
 
@@ -165,6 +165,7 @@ def test_what_if_rows_and_replicas(study: StudyResults, fitted: Fitted) -> None:
     assert table.loc["as measured", "change"] == 0
     assert table.loc["max_num_seqs=4", "change_high"] < 0
     assert table.loc["replicas=2", "change"] == pytest.approx(1.0)
+    assert not Objective.of(Run({"spec": {"slo": {"attain": 0.95}}})).is_stated
     asked = WhatIf.of(study, fitted, draws=1)
     capacity = asked.capacity()
     rate = asked.feasible_rate(None, capacity)
