@@ -12,7 +12,8 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MOST_DATA_BYTES = 300_000  # recorded data of one notebook
+DATA = sorted(path for path in (ROOT / "notebooks" / "data").iterdir() if path.is_dir())
+MOST_DATA_BYTES = 1_000_000  # recorded data of one study
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -36,6 +37,21 @@ def test_it_is_committed_executed_small_and_with_exercises(path: Path) -> None:
     last = notebook.cells[-1].source
     assert "## Exercises" in last
     assert len(re.findall(r"^\d\. ", last, flags=re.MULTILINE)) == 3
-    data = [file for file in (path.parent / "data" / path.stem).rglob("*") if file.is_file()]
-    assert data
-    assert sum(file.stat().st_size for file in data) < MOST_DATA_BYTES
+    assert (path.parent / "answers" / f"{path.stem}.md").is_file()
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: path.name)
+def test_recorded_data_are_small_and_know_no_folder_of_the_machine(path: Path) -> None:
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert any(file.name == "run.json" for file in files)
+    assert sum(file.stat().st_size for file in files) < MOST_DATA_BYTES
+    for file in files:
+        if file.suffix == ".json":
+            assert not re.search(r'"/(home|root|work|tmp)/', file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_has_an_answer_to_each_exercise_and_a_line_in_the_list(path: Path) -> None:
+    answers = (path.parent / "answers" / f"{path.stem}.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\d\. ", answers, flags=re.MULTILINE)) == 3
+    assert f"({path.name})" in (path.parent / "README.md").read_text(encoding="utf-8")
