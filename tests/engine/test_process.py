@@ -125,8 +125,10 @@ def test_a_killed_engine_is_reported_and_its_rows_can_be_read(tmp_path) -> None:
     process = EngineProcess(EMULATED)
     process.start_run(tmp_path, time.perf_counter())
     process.add_request(request("endless", output=1000))
-    while read_stream(tmp_path / "steps.arrows").num_rows == 0:  # rows are flushed about once a second
-        time.sleep(0.05)
+    deadline = time.perf_counter() + WAIT_S
+    while read_stream(tmp_path / "steps.arrows").num_rows == 0 and time.perf_counter() < deadline:
+        process.readable.poll(0.05)  # rows are flushed about once a second
+        list(process.poll())  # who does not read stops the engine
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EngineProcessDied, match="-9"):
         collect(process, {"endless"})
