@@ -153,6 +153,7 @@ def test_the_map_of_theory_has_mg1_right_and_seats_as_servers_wrong(fitted: Fitt
     assert abs(table.loc[(8, "ps"), "error"]) < abs(table.loc[(8, "mmc (seats as servers)"), "error"])
 
 
+@pytest.mark.slow
 def test_what_if_says_the_capacity_of_engines_that_were_never_fitted(study: StudyResults, fitted: Fitted) -> None:
     table = check_table(study, fitted, draws=3).set_index("cell")
     assert table.loc["four-seats/rate=0", "what if"] == "max_num_seqs=4"
