@@ -1,0 +1,33 @@
+"""transformers' ``generate`` on a left-padded batch, bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker import Generate, serve
+
+
+def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
+    """``options``: folder (a Hugging Face folder), threads."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(options["threads"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(options["folder"], dtype=torch.bfloat16).eval()
+
+    def generate(prompts: list[list[int]], new_tokens: list[int]) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        count = max(new_tokens)
+        with torch.inference_mode():
+            tokens = model.generate(
+                ids, attention_mask=mask, do_sample=False, min_new_tokens=count, max_new_tokens=count, pad_token_id=0
+            )
+        return [row[longest : longest + wanted] for row, wanted in zip(tokens.tolist(), new_tokens, strict=True)]
+
+    return generate, {"transformers": transformers.__version__, "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    serve(start)
