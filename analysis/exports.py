@@ -49,6 +49,11 @@ def write_csv(path: Path, summaries: Sequence[RunSummary], loads: Sequence[tuple
             "lag_p99_s": summary.lag.get("p99_s"),
             "occupancy": summary.occupancy,
             "busy": summary.busy,
+            "itl_n": summary.itl.n,
+            "itl_mean_s": summary.itl.sample_mean,
+            "prefix_hit_rate": summary.engine.prefix_hit_rate,
+            "evictions": summary.engine.evictions,
+            "preemptions": summary.engine.preemptions,
         }
         for metric in ("ttft", "tpot", "e2e"):
             latency = getattr(summary, metric)

@@ -14,6 +14,7 @@ import pandas as pd
 from analysis.predictions.base import BAND
 from analysis.report_text import short_name
 from analysis.summary import Latency, RunSummary
+from analysis.tables import with_unit
 
 HEAD = "% needs \\usepackage{booktabs,siunitx}; times in ms\n"
 SPECIAL = {
@@ -48,10 +49,11 @@ def comparison_table(comparison: pd.DataFrame) -> str:
     heads = [head.replace("%", "\\%") for head in heads] + ["{error (\\%)}", "verdict"]
     rows = []
     for row in comparison.to_dict("records"):
-        times = [_number(1e3 * row[name], 1) for name in ("measured", "prediction", "low", "high")]
-        words = [escape(str(row[name])) for name in ("run", "model", "quantity")]
+        scale, digits = (1e3, 1) if row["unit"] == "s" else (1, 3)
+        values = [_number(scale * row[name], digits) for name in ("measured", "prediction", "low", "high")]
+        words = [escape(text) for text in (row["run"], row["model"], with_unit(row["quantity"], row["unit"]))]
         error = _number(100 * row["error"], 1)
-        rows.append([*words, str(row["n"] or "{}"), *times, error, escape(str(row["verdict"]))])
+        rows.append([*words, str(row["n"] or "{}"), *values, error, escape(str(row["verdict"]))])
     return _tabular(3, heads, rows, words_last=1)
 
 

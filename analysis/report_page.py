@@ -16,7 +16,9 @@ from analysis.report_facts import StudyFacts, sentences
 from analysis.report_text import (
     capacity_words,
     closure_words,
+    hit_rate,
     interval_words,
+    mean_milliseconds,
     milliseconds,
     number,
     short_name,
@@ -24,6 +26,7 @@ from analysis.report_text import (
 )
 from analysis.report_verdicts import verdicts
 from analysis.summary import lag_words
+from analysis.tables import in_unit, with_unit
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
@@ -96,6 +99,11 @@ def _row(facts: StudyFacts, i: int) -> dict[str, Any]:
         "ends": f"{counts.finished} / {counts.refused} / {counts.failed} / {counts.aborted} / {counts.in_flight}",
         "latencies": latencies,
         "mean": interval_words(summary.e2e.mean, 1e3),
+        "tpot_mean": mean_milliseconds(summary.tpot),
+        "itl_mean": mean_milliseconds(summary.itl),
+        "hits": hit_rate(summary),
+        "evictions": number(summary.engine.evictions, 0),
+        "preemptions": number(summary.engine.preemptions, 0),
         "stability": stability_words(summary),
         "unstable": summary.stability.verdict == "unstable",
         "closure": closure_words(summary),
@@ -122,22 +130,22 @@ def _capacity(calibration: Any) -> dict[str, str] | None:
 
 
 def _comparison(row: dict[Any, Any]) -> dict[str, str]:
-    def ms(value: float) -> str:
-        return number(1e3 * value, 1)
+    def shown(name: str) -> str:
+        return in_unit(row[name], row["unit"])
 
     def percent(value: float) -> str:
         return "-" if math.isnan(value) else f"{100 * value:+.1f} %"
 
     # No time is below 0: a band that reaches there bounds from above alone.
-    band = f"{ms(row['low'])} to {ms(row['high'])}" if row["low"] > 0 else f"≤ {ms(row['high'])}"
+    band = f"{shown('low')} to {shown('high')}" if row["low"] > 0 else f"≤ {shown('high')}"
     band = "-" if math.isnan(row["low"]) else band
     return {
         "run": row["run"].removesuffix("/0"),
         "model": row["model"],
-        "quantity": row["quantity"],
+        "quantity": with_unit(row["quantity"], row["unit"]),
         "n": str(row["n"] or "-"),
-        "measured": ms(row["measured"]),
-        "predicted": ms(row["prediction"]),
+        "measured": shown("measured"),
+        "predicted": shown("prediction"),
         "band": band,
         "error": percent(row["error"]),
         "detectable": percent(row["detectable"]),

@@ -12,7 +12,7 @@ from analysis.capacity import Capacity, Drift
 from analysis.intervals import Estimate, TooShort
 from analysis.study import Calibration
 from analysis.summary import Latency, RunSummary, lag_words
-from analysis.tables import aligned
+from analysis.tables import aligned, in_unit, with_unit
 
 SHOWN = (("TTFT", "ttft", (0.5, 0.9, 0.99)), ("TPOT", "tpot", (0.5, 0.9)), ("E2E", "e2e", (0.5, 0.9, 0.99)))
 DASH = "-"
@@ -39,6 +39,7 @@ def summary_text(
     lines.append(
         "ms from the intended arrival; load: realised arrivals / capacity; -: too few effective observations beyond"
     )
+    lines += ["", *_further(summaries)]
     lines += ["", *_wrapped(f"{short_name(s, summaries)}: {verdict_line(s)}" for s in summaries)]
     lines += ["", *_wrapped(calibration_line(calibration) for calibration in calibrations)]
     if not comparison.empty:
@@ -62,6 +63,22 @@ def _groups(rule: str, columns: int) -> str:
     return line
 
 
+def _further(summaries: Sequence[RunSummary]) -> list[str]:
+    """Means by request and by token, and what the engine counted, as far as any run recorded it."""
+    columns = {
+        "mean TPOT": [mean_milliseconds(s.tpot) for s in summaries],
+        "mean ITL": [mean_milliseconds(s.itl) for s in summaries],
+        "mean E2E": [mean_milliseconds(s.e2e) for s in summaries],
+        "prefix hits": [hit_rate(s) for s in summaries],
+        "evictions": [number(s.engine.evictions, 0) for s in summaries],
+        "preemptions": [number(s.engine.preemptions, 0) for s in summaries],
+    }
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {DASH}}
+    names = [short_name(summary, summaries) for summary in summaries]
+    table = aligned(["run", *shown], [list(row) for row in zip(names, *shown.values(), strict=True)])
+    return [*table, "means in ms: TPOT counts each request once, ITL each gap between two tokens once"]
+
+
 def _wrapped(lines: Iterable[str]) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="    ")]
 
@@ -77,6 +94,17 @@ def milliseconds(latency: Latency, q: float) -> str:
     """A percentile in ms, or a dash where the count does not support it."""
     value = latency.shown(q)
     return DASH if value is None else "never" if math.isinf(value) else f"{1e3 * value:.4g}"
+
+
+def mean_milliseconds(latency: Latency) -> str:
+    """A run's mean in ms, or a dash where there is none."""
+    return number(1e3 * latency.sample_mean, 1)
+
+
+def hit_rate(summary: RunSummary) -> str:
+    """The share of prompt tokens found in the prefix cache, or a dash where that was not recorded."""
+    rate = summary.engine.prefix_hit_rate
+    return DASH if math.isnan(rate) else f"{100 * rate:.1f} %"
 
 
 def number(value: float, decimals: int) -> str:
@@ -148,6 +176,7 @@ def comparison_lines(comparison: pd.DataFrame) -> list[str]:
     for row in comparison.to_dict("records"):
         error = DASH if math.isnan(row["error"]) else f"{100 * row['error']:+.1f} %"
         verdict = str(row["verdict"]).split(":")[0]
-        cells = [row["run"].removesuffix("/0"), row["model"], row["quantity"]]
-        rows.append([*cells, number(1e3 * row["measured"], 1), number(1e3 * row["prediction"], 1), error, verdict])
+        cells = [row["run"].removesuffix("/0"), row["model"], with_unit(row["quantity"], row["unit"])]
+        values = [in_unit(row[name], row["unit"]) for name in ("measured", "prediction")]
+        rows.append([*cells, *values, error, verdict])
     return aligned(header, rows, left=(0, 1, 2, 6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.capacity import Drift
 from analysis.report_facts import StudyFacts
 from analysis.report_text import short_name
+from analysis.run_checks import Checked, operational_laws, planned_warmup, steady_steps
 from analysis.summary import RunSummary, pooled_lag
 
 GOOD, BAD, OPEN = "good", "bad", "open"
@@ -37,6 +38,9 @@ def verdicts(facts: StudyFacts) -> list[Verdict]:
     found: list[Verdict | None] = [*_status(facts)]
     found += [_stability(summaries), _closure(summaries), _sampling(summaries), _lag(summaries)]
     found += [_drift(calibration.label, calibration.drift) for calibration in facts.study.calibrations]
+    stable = [run for run, summary in zip(facts.runs, summaries, strict=True) if summary.stable]
+    found += [_warmup(planned_warmup(stable)), _laws(operational_laws(stable))]
+    found += [_steps(steady_steps(stable, facts.study.step_time_of))]
     found += [_objective(summaries), *_models(facts.comparison)]
     order = {BAD: 0, OPEN: 1, GOOD: 2}
     return sorted((verdict for verdict in found if verdict is not None), key=lambda verdict: order[verdict.state])
@@ -119,6 +123,41 @@ def _drift(label: str, drift: Drift | ValueError | None) -> Verdict:
         f"({drift.confidence:.0%} confidence {drift.low:+.1%} to {drift.high:+.1%}; 5 % allowed)"
     )
     return Verdict({"drifted": BAD, "steady": GOOD}.get(drift.verdict, OPEN), topic, words)
+
+
+def _warmup(checked: Checked) -> Verdict | None:
+    if not checked.number:
+        return None
+    words = f"MSER-5 would cut no more than was planned at {len(checked.held)} of {checked.number} points"
+    words += f"; more at {', '.join(checked.broken)}" if checked.broken else ""
+    words += f"; {len(checked.unknown)} too short to tell" if checked.unknown else ""
+    # A correct point is named in one case of forty: open, not bad.
+    return Verdict(GOOD if len(checked.held) == checked.number else OPEN, "Warm-up", words)
+
+
+def _laws(found: Mapping[str, Checked]) -> Verdict | None:
+    applied = {law: checked for law, checked in found.items() if checked.number}
+    if not applied:
+        return None
+    words = "; ".join(
+        f"{law} in {len(checked.held)} of {checked.number} runs"
+        + (f", not in {', '.join(checked.broken)}" if checked.broken else "")
+        + (f", {len(checked.unknown)} too short" if checked.unknown else "")
+        for law, checked in applied.items()
+    )
+    broken = any(checked.broken for checked in applied.values())
+    all_held = all(len(checked.held) == checked.number for checked in applied.values())
+    return Verdict(BAD if broken else GOOD if all_held else OPEN, "Operational laws", words)
+
+
+def _steps(checked: Checked) -> Verdict | None:
+    if not checked.number:
+        return None
+    words = f"a step's time kept within 5 % of its start's in {len(checked.held)} of {checked.number} runs"
+    words += f"; not in {', '.join(checked.broken)}" if checked.broken else ""
+    words += f"; {len(checked.unknown)} too short to tell" if checked.unknown else ""
+    state = BAD if checked.broken else GOOD if len(checked.held) == checked.number else OPEN
+    return Verdict(state, "Trend within runs", words)
 
 
 def _objective(summaries: Sequence[RunSummary]) -> Verdict | None:

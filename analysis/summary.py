@@ -49,8 +49,8 @@ class Load:
 class Latency:
     """One duration over the measured requests, in seconds.
 
-    ``n`` requests have it, of which ``censored`` never ended (+inf); ``undefined`` have none (TPOT of a single token).
-    ``quantiles`` holds an interval for each of ``QUANTILES``, or why the count does not support it.
+    ``n`` requests have it (of ITL: ``n`` gaps), ``censored`` requests never ended (+inf); ``undefined`` have none (TPOT of a
+    single token). ``quantiles`` holds an interval for each of ``QUANTILES``, or why the count does not support it.
     """
 
     n: int
@@ -64,6 +64,15 @@ class Latency:
         """The percentile, if the count supports it."""
         found = self.quantiles.get(q)
         return found.value if isinstance(found, QuantileInterval) else None
+
+
+@dataclass(frozen=True)
+class EngineCounts:
+    """What the engine did besides serving; nan where it was not recorded."""
+
+    prefix_hit_rate: float  # prompt tokens found in the prefix cache, of all prompt tokens admitted in the window
+    evictions: float  # cached blocks given to another content, in the whole run
+    preemptions: float  # of the measured requests
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,9 @@ class RunSummary:
     little: LittlesLaw
     ttft: Latency
     tpot: Latency
+    itl: Latency  # a mean without percentiles
     e2e: Latency
+    engine: EngineCounts
     occupancy: float  # mean running / seats
     mean_running: float
     busy: float  # share of time inside a step
@@ -174,7 +185,9 @@ def summarize(run: Run) -> RunSummary:
         little=littles_law(run),
         ttft=describe(durations["ttft"], averaged),
         tpot=describe(durations["tpot"], averaged, missing="undefined"),
+        itl=inter_token(durations["tpot"], requests["output_tokens"].to_numpy(dtype=float, na_value=np.nan), averaged),
         e2e=describe(durations["e2e"], averaged),
+        engine=_engine_counts(run, requests),
         occupancy=running / seats if seats else math.nan,
         mean_running=running,
         busy=_busy(run, start, end),
@@ -271,6 +284,44 @@ def describe(values: Array, averaged: bool = True, missing: str = "censored") ->
             mean = reason
     sample = float(kept.mean()) if kept.size and not censored else math.nan
     return Latency(kept.size, censored, undefined, mean, sample, _quantiles(kept))
+
+
+def inter_token(tpot: Array, tokens: Array, averaged: bool = True) -> Latency:
+    """ITL, the gap between one output token and the next: each gap counts once, where TPOT counts each request once.
+
+    Args:
+        tpot: seconds per output token of each request after its first (nan: undefined, +inf: never ended), in order.
+        tokens: output tokens of each.
+
+    The mean is all seconds between tokens over the number of gaps; its interval is that of a ratio (delta method), by batch
+    means over the requests.
+    """
+    known = np.isfinite(tpot)
+    gaps = tokens[known] - 1
+    n, censored, undefined = int(gaps.sum()), int(np.isinf(tpot).sum()), int(np.isnan(tpot).sum())
+    if not averaged:
+        return Latency(n, censored, undefined, None, math.nan, {})
+    if censored or n == 0:
+        none = TooShort(f"{censored} requests never ended" if censored else "no gaps", n)
+        return Latency(n, censored, undefined, none, math.nan, {})
+    ratio = float(tpot[known] @ gaps) / n
+    mean: Estimate | TooShort
+    try:
+        mean = batch_means(ratio + (tpot[known] - ratio) * gaps / gaps.mean())
+    except TooShort as reason:
+        mean = reason
+    return Latency(n, censored, undefined, mean, ratio, {})
+
+
+def _engine_counts(run: Run, requests: pd.DataFrame) -> EngineCounts:
+    # Of the others the engine said nothing.
+    admitted = requests[requests["scheduled_s"].notna()]
+    prompts = float(admitted.loc[admitted["cached_tokens"].notna(), "prompt_tokens"].sum())
+    return EngineCounts(
+        prefix_hit_rate=float(admitted["cached_tokens"].sum()) / prompts if prompts > 0 else math.nan,
+        evictions=float((run.meta.get("recording") or {}).get("evictions", math.nan)),
+        preemptions=float(admitted["preemptions"].sum(min_count=1)),
+    )
 
 
 def _quantiles(values: Array) -> dict[float, QuantileInterval | TooFewSamples]:

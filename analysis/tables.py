@@ -1,7 +1,8 @@
-"""Plain aligned text tables for a terminal."""
+"""Plain aligned text tables for a terminal, and how a value stands in one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 
@@ -19,3 +20,15 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collecti
 
     rule = "  ".join("-" * width for width in widths)
     return [line(table[0]), rule, *(line(row) for row in table[1:])]
+
+
+def in_unit(value: float, unit: str) -> str:
+    """Seconds as milliseconds, anything else (a rate per second) as it is; a dash for nan."""
+    if math.isnan(value):
+        return "-"
+    return f"{1e3 * value:.1f}" if unit == "s" else f"{value:.3f}"
+
+
+def with_unit(quantity: str, unit: str) -> str:
+    """A quantity, with its unit where that is not the milliseconds of the table's head."""
+    return quantity if unit == "s" else f"{quantity}, {unit}"

@@ -13,7 +13,7 @@ import argparse
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -165,9 +165,8 @@ def exceedance_time(process: Process, q: float, seed: int) -> float:
     return correlation_time((x > process.quantile(q)).astype(float))
 
 
-def table(runs: int, seed: int, lengths: tuple[int, ...]) -> list[list[str]]:
+def table(runs: int, seed: int, lengths: tuple[int, ...]) -> Iterator[list[str]]:
     """One row a method, process and length, printed as they are known."""
-    rows = []
     print("  ".join(f"{name:>{width}}" for name, width in zip(HEADER, WIDTHS, strict=True)))
     for process in (ar1(0.9), mm1(0.5), mm1(0.8)):
         for n in lengths:
@@ -179,8 +178,7 @@ def table(runs: int, seed: int, lengths: tuple[int, ...]) -> list[list[str]]:
                 row = [process.name, str(n), method.name, stated, str(len(method.data)), *shares]
                 row += [f"{100 * wrong:.1f} %", "" if refused == 1 else f"{width:.3f}"]
                 print("  ".join(f"{cell:>{size}}" for cell, size in zip(row, WIDTHS, strict=True)), flush=True)
-                rows.append(row)
-    return rows
+                yield row
 
 
 def main() -> None:
@@ -199,12 +197,13 @@ def main() -> None:
     lengths = tuple(n for n in lengths if n <= options.longest)
     print(f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}, seed {options.seed}")
     began = time.perf_counter()
-    rows = table(runs, options.seed, lengths)
+    rows = []
+    about = f"--runs {runs} --seed {options.seed} --longest {options.longest} --publish {options.publish}"
+    for row in table(runs, options.seed, lengths):
+        rows += [row] if row[5] != "100.0 %" else []
+        if options.publish is not None:
+            publish(options.publish, "coverage", f"python -m benchmarks.coverage {about}", markdown(HEADER, rows))
     print(f"{time.perf_counter() - began:.0f} s")
-    if options.publish is not None:
-        about = f"--runs {runs} --seed {options.seed} --longest {options.longest}"
-        command = f"python -m benchmarks.coverage {about} --publish {options.publish}"
-        publish(options.publish, "coverage", command, markdown(HEADER, [row for row in rows if row[5] != "100.0 %"]))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from analysis.arrivals import (
     conditional_uniform_ks,
     dispersion_curve,
+    fit_mmpp2,
     gap_correlation,
     lewis_ks,
     phase,
@@ -22,10 +24,13 @@ from analysis.fit.lengths import fit_laws
 from analysis.intervals import batch_means
 from analysis.littles_law import closure, sampling
 from analysis.operational_laws import pasta
+from analysis.paired import paired_differences
 from analysis.predictions.base import Prediction, band_of, judge
-from analysis.predictions.one_seat import lindley_path, mg1_waits
+from analysis.predictions.checks import independent_services
+from analysis.predictions.one_seat import draws_for, lindley_path, mg1_waits
 from analysis.runs import Run
 from analysis.stability import backlog_stability, residual_trend, stability
+from analysis.study import StudyResults
 from analysis.summary import summarize
 from analysis.tails import decay_rate, quantile_interval
 from analysis.warmup import check_cut
@@ -288,7 +293,7 @@ def of_models(n: int) -> list[Case]:
         @lru_cache
         def draws() -> Array:
             service = np.random.default_rng(0).exponential(RHO, 100_000)
-            return mg1_waits(service, 1.0, 500, n, 4000)[0]
+            return mg1_waits(service, 1.0, 500, n, draws_for(500 + n))[0]
 
         def verdict(sample: Sample) -> str:
             measured, predicted = float(sample.waits.mean()), RHO * RHO / (1 - RHO)
@@ -304,6 +309,24 @@ def of_models(n: int) -> list[Case]:
         row = Prediction("lindley", "each sojourn", "s", (), 1.0, 1.0, n, tolerance=0.02, scatter=scatter)
         return named(judge([row])[0].verdict, ("differs",))
 
+    def twice(longer: float) -> Draw:
+        """The same requests once more, each answer 10 ms early or late and after a wait ``longer`` times as long."""
+
+        def draw(rng: np.random.Generator) -> Sample:
+            sample = queue(rng, n)
+            again = sample.done + (longer - 1) * sample.waits + rng.normal(0, 0.01, n)
+            return replace(sample, further=again)
+
+        return draw
+
+    def paired(sample: Sample) -> str:
+        studies = []
+        for run in (sample.run(), sample.run(sample.further)):
+            run.meta |= {"experiment": "one", "point": "point", "replication": 0}
+            studies.append(StudyResults(Path(), "", (run,), ()))
+        table = paired_differences(*studies).set_index("metric")
+        return named(str(table.loc["e2e", "verdict"]), ("faster", "slower"))
+
     sampled = lambda s: named(sampling(s.run(), 0.0, s.end).verdict, ("differs",))  # noqa: E731
     lossy = lambda rng: replace(queue(rng, n), lost=0.4)  # noqa: E731
     bursty = lambda rng: queue(rng, n, bursts=True)  # noqa: E731
@@ -314,6 +337,7 @@ def of_models(n: int) -> list[Case]:
             f"compare: the same, {5 * n:,}", mg1(5 * n), "M/M/1 0.6", correct(5 * n), "waits 30 % longer", slower(5 * n)
         ),
         Case("compare: Lindley's path", lindley, "M/M/1 0.6", correct(n), "waits 30 % longer", slower(n)),
+        Case("compare: two folders", paired, "the same twice", twice(1.0), "waits 30 % longer", twice(LONGER)),
         Case("Little's law, sampling", sampled, "M/M/1 0.6", correct(n), "40 % of rows lost", lossy),
         Case(
             "PASTA (95 %)",
@@ -346,6 +370,20 @@ def of_arrivals(n: int) -> list[Case]:
 
     def curve(sample: Sample) -> str:
         return "right" if dispersion_curve(sample.arrivals, 0, sample.end, confidence=0.99).poisson else "wrong"
+
+    def repeated(rng: np.random.Generator) -> Sample:
+        sample = queue(rng, n)
+        again = np.flatnonzero(rng.random(n - 1) < 0.1) + 1
+        service = sample.service.copy()
+        service[again] = service[again - 1]
+        return replace(sample, service=service)
+
+    def independent(sample: Sample) -> float:
+        found = independent_services(sample.service[1:], np.diff(sample.arrivals)).p_value
+        return 1.0 if found is None else found
+
+    def mmpp(sample: Sample) -> str:
+        return "wrong" if fit_mmpp2(sample.arrivals).better_than_poisson else "right"
 
     def exponential(sample: Sample) -> str:
         values = sample.service + np.linspace(0.0, 1e-9, n)  # no law is fitted to constants
@@ -380,5 +418,7 @@ def of_arrivals(n: int) -> list[Case]:
             "4 % on ticks",
             ticking,
         ),
+        Case("two-state MMPP by BIC", mmpp, "Poisson", correct(n), *burst),
+        Case("independent services (1 %)", tested(independent), "M/M/1 0.6", correct(n), "one in ten again", repeated),
         Case("exponential services (1 %)", exponential, "exponential", correct(n), "constant", constant),
     ]

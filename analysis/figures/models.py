@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.figures.style import INK, MUTED, SERIES, Drawn, Style, axes, finish
 from analysis.predictions.base import BAND
+from analysis.tables import with_unit
 
 MOST = 24  # statements that one picture holds
 LOOKS = {  # colour and marker by verdict
@@ -64,13 +65,15 @@ def against_models(comparison: pd.DataFrame, style: Style) -> Drawn | None:
         )
         + (f" {cut} strips go on to the right of the picture." if cut else "")
         + (f" {rest} further statements are in the table." if rest else ""),
-        data=rows[["run", "model", "quantity", "n", "measured", "prediction", "low", "high", "detectable", "verdict"]],
+        data=rows[
+            ["run", "model", "quantity", "unit", "n", "measured", "prediction", "low", "high", "detectable", "verdict"]
+        ],
     )
 
 
 def _label(row: dict[Any, Any]) -> str:
     run = str(row["run"]).removesuffix("/0").replace("/", " ")
-    return f"{run}: {row['model']}, {row['quantity']}"
+    return f"{run}: {row['model']}, {with_unit(row['quantity'], row['unit'])}"
 
 
 def _span(n: pd.Series) -> str:

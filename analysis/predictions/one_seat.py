@@ -116,6 +116,11 @@ def mg1_waits(service: Array, lam: float, skip: int, n: int, draws: int, seed: i
     return waits / n, (waits + services) / n
 
 
+def draws_for(customers: int) -> int:
+    """How many simulated runs of so many customers make a band."""
+    return int(np.clip(DRAWN / customers, LEAST_DRAWS, MOST_DRAWS))
+
+
 def lindley(run: Run) -> list[Prediction]:
     """The measured arrivals and service times through Lindley's recursion, request by request."""
     quantity, unit = "each sojourn", "s"
@@ -164,8 +169,7 @@ def mg1(run: Run) -> list[Prediction]:
     except UnstableQueueError:
         return [Prediction("mg1", name, "s", refused="unstable", checks=tested, n=number) for name in names]
     skip = int(np.count_nonzero(run.requests["phase"] == "warmup"))
-    draws = int(np.clip(DRAWN / (skip + number), LEAST_DRAWS, MOST_DRAWS))
-    waits, sojourns = mg1_waits(seen.service, lam, skip, number, draws, seed_of(run))
+    waits, sojourns = mg1_waits(seen.service, lam, skip, number, draws_for(skip + number), seed_of(run))
     rows = zip(names, (queue.Wq, queue.W), (seen.wait, seen.sojourn + seen.gap), (waits, sojourns), strict=True)
     found = []
     for name, predicted, values, simulated in rows:

@@ -89,6 +89,9 @@ def seat_limit(seats: float, output_tokens: float, step_s: float) -> float:
         output_tokens: mean tokens of an answer.
         step_s: seconds of a step with so many, prompts' share included.
 
+    The utilisation law with every seat taken (Denning and Buzen, ACM Computing Surveys 10, 1978). Fails where the cache or
+    the budget keeps seats empty: ``EngineLimits`` takes the smallest.
+
     >>> seat_limit(16, 24.0, 0.05)
     13.333333333333332
     """
@@ -103,7 +106,7 @@ def kv_limit(blocks: float, blocks_per_request: float, seconds_per_request: floa
         blocks_per_request: b, mean blocks held while in the cache (averaged over time).
         seconds_per_request: E[g], mean time in the cache, at the batch that M / b gives.
 
-    Fails once requests are preempted: then work is done twice and the limit is lower.
+    Little 1961. Fails once requests are preempted: then work is done twice and the limit is lower.
 
     >>> kv_limit(1000, 20, 2.0)
     25.0
@@ -120,6 +123,8 @@ def budget_limit(prompt_tokens: float, output_tokens: float, budget: float, full
         budget: b, tokens of a full step.
         full_step_s: t_b, seconds of a full step.
 
+    Work in must stay below work out. Fails where full steps are never reached, because seats or cache are taken first.
+
     >>> budget_limit(100.0, 28.0, 256, 0.1)
     20.0
     """
@@ -130,6 +135,8 @@ def budget_limit(prompt_tokens: float, output_tokens: float, budget: float, full
 @dataclass(frozen=True)
 class EngineLimits:
     """The three bounds of one request mix on one engine (1/s); the smallest is where it saturates.
+
+    ``seat_limit``, ``kv_limit``, ``budget_limit``. Fails where two of them bind in turn: then the true limit is lower.
 
     >>> limits = EngineLimits(seats=13.3, kv=25.0, budget=20.0)
     >>> limits.binding, limits.saturation, limits.stable(12.0)

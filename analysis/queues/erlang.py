@@ -46,7 +46,8 @@ def erlang_b(c: int, a: float) -> float:
 def erlang_c(c: int, a: float) -> float:
     """P(an arrival must wait) in M/M/c, offered load a = lam / mu < c erlangs.
 
-    C = B / (1 - (a/c)(1 - B)) with Erlang's B (Cooper 1981, section 3.4); C = rho at c = 1.
+    C = B / (1 - (a/c)(1 - B)) with Erlang's B (Cooper 1981, section 3.4); C = rho at c = 1. Fails where service is not
+    exponential (for c > 1) or arrivals come in bursts.
 
     Raises:
         UnstableQueueError: a >= c.

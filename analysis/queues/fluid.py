@@ -25,7 +25,7 @@ class Fluid:
         start: backlog at time 0 (requests).
 
     B' = lam(t) - mu while B > 0 or lam > mu (Newell, Applications of Queueing Theory, 1982, chapter 2). Right for large
-    overloads, where randomness is small beside the backlog; near load 1 it misses the stationary queue, and the true
+    overloads, where randomness is small beside the backlog. Fails near load 1: it misses the stationary queue, and the true
     recovery is later and random. No steady state is meant, so there are no W, L or quantiles.
 
     >>> f = Fluid([(60.0, 12.0), (math.inf, 8.0)], mu=10.0)       # 120 % for a minute, then 80 %

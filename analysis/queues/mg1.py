@@ -22,7 +22,29 @@ _FLOOR = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
-class MG1(OpenQueue):
+class PoissonGeneral(OpenQueue):
+    """What M/G/1 is in every order of service: Poisson arrivals at one server with service times of any law."""
+
+    lam: float
+    service: Any
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+        object.__setattr__(self, "service", as_service(self.service))
+        require_stable(type(self).__name__, self.rho, f"lower lam below 1 / E[S] = {1.0 / self._service.mean:.6g}")
+
+    @property
+    def _service(self) -> Service:
+        service: Service = self.service
+        return service
+
+    @property
+    def rho(self) -> float:
+        return self.lam * self._service.mean
+
+
+@dataclass(frozen=True, eq=False)
+class MG1(PoissonGeneral):
     """M/G/1: Poisson arrivals, one server, independent service times of any distribution.
 
     Args:
@@ -47,24 +69,11 @@ class MG1(OpenQueue):
     3.6903
     """
 
-    lam: float
-    service: Any
     assumptions: ClassVar[tuple[str, ...]] = (POISSON, INDEPENDENT, *ONE_SERVER)
 
     def __post_init__(self) -> None:
-        positive("lam", self.lam)
-        object.__setattr__(self, "service", as_service(self.service))
+        super().__post_init__()
         _ = self._service.second  # no variance, no queue
-        require_stable("M/G/1", self.rho, f"lower lam below 1 / E[S] = {1.0 / self._service.mean:.6g}")
-
-    @property
-    def _service(self) -> Service:
-        service: Service = self.service
-        return service
-
-    @property
-    def rho(self) -> float:
-        return self.lam * self._service.mean
 
     @property
     def Wq(self) -> float:

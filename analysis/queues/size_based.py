@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from analysis.queues.base import INDEPENDENT, PATIENT, POISSON, STEADY, OpenQueue, positive, require_stable
-from analysis.queues.service import Service, as_service
+from analysis.queues.base import INDEPENDENT, PATIENT, POISSON, STEADY, positive
+from analysis.queues.mg1 import PoissonGeneral
 from analysis.queues.service_base import Floats, Sizes
 
 _KNOWN_SIZES = "the size of every request is known when it arrives"
 
 
 @dataclass(frozen=True, eq=False)
-class _BySize(OpenQueue):
+class _BySize(PoissonGeneral):
     """What both disciplines share: the load of the requests up to a size."""
-
-    lam: float
-    service: Any
-
-    def __post_init__(self) -> None:
-        positive("lam", self.lam)
-        object.__setattr__(self, "service", as_service(self.service))
-        require_stable(type(self).__name__, self.rho, f"lower lam below 1 / E[S] = {1.0 / self._service.mean:.6g}")
-
-    @property
-    def _service(self) -> Service:
-        service: Service = self.service
-        return service
-
-    @property
-    def rho(self) -> float:
-        return self.lam * self._service.mean
 
     @cached_property
     def _sizes(self) -> Sizes:

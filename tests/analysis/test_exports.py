@@ -14,13 +14,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from analysis.compare import COLUMNS, to_table
 from analysis.figures.percentiles import by_percentile
 from analysis.figures.points import points_of
 from analysis.figures.style import DASHES, MARKERS, SERIES, STYLES
 from analysis.figures.where_time_goes import PARTS, parts_of
 from analysis.hdr import read_hlog, read_intervals
 from analysis.latex import comparison_table, escape
+from analysis.predictions.base import Band, Prediction, judge
 from analysis.report import report_study
+from analysis.report_text import comparison_lines
 from analysis.runs import Run, open_run
 from analysis.study import open_study
 from analysis.summary import RunSummary, latencies, summarize
@@ -197,7 +200,20 @@ def test_names_are_harmless_in_latex() -> None:
     )
 
 
-def test_a_study_without_models_has_an_empty_comparison() -> None:
-    from analysis.compare import COLUMNS
+def test_a_rate_is_not_printed_as_milliseconds() -> None:
+    said = Prediction("closed", "completions", "1/s", (), 2.5, 2.0, 100, Band(2.1, 2.9, 0.5, 0.2, 100))
+    table = to_table([("loop/clients=4/0", judge([said])[0])])
+    assert comparison_lines(table)[-1].split()[2:-1] == ["completions,", "1/s", "2.000", "2.500", "+25.0", "%"]
+    assert rows_of(comparison_table(table))[0][2:9] == [
+        "completions, 1/s",
+        "100",
+        "2.000",
+        "2.500",
+        "2.100",
+        "2.900",
+        "25.0",
+    ]
 
+
+def test_a_study_without_models_has_an_empty_comparison() -> None:
     assert rows_of(comparison_table(pd.DataFrame(columns=list(COLUMNS)))) == []
