@@ -21,11 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.config import EngineConfig
-from engine.layers.device_sampler import SamplingInput
+from engine.layers.device_sampler import Drawn, SamplingInput
 from engine.model_input import ModelInput
 from engine.models.config import ModelConfig
 from engine.parallel import check_shares
@@ -79,9 +76,9 @@ class TensorParallelRunner:
     def launch(self, step: ModelInput) -> None:
         self._send([("launch", step)] * len(self._connections))
 
-    def finish(self, options: SamplingInput) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        tokens, logits = self._ask([("finish", options)] * len(self._connections))[0][1:]
-        return tokens, logits
+    def finish(self, options: SamplingInput) -> Drawn:
+        drawn: Drawn = self._ask([("finish", options)] * len(self._connections))[0][1]
+        return drawn
 
     def _start_rank(self, settings: DeviceSettings) -> None:
         ours, theirs = socket.socketpair()

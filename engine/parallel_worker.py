@@ -56,7 +56,8 @@ def serve(connection: Connection) -> None:
             runner.launch(values[0])
         elif kind == "finish":
             assert runner is not None
-            reply = ("tokens", *runner.finish(values[0])) if runner.runner.parallel.rank == 0 else ("done",)
+            drawn = runner.finish(values[0])
+            reply = ("drawn", drawn) if runner.runner.parallel.rank == 0 else ("done",)
         if reply is not None:
             _send(connection, reply)
 

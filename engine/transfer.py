@@ -11,7 +11,6 @@ from torch import Tensor
 
 Int32 = NDArray[np.int32]
 
-
 _ALIGNMENT = 32  # int32 values: 128 bytes; Triton compiles a kernel anew for pointers that are not aligned
 
 
@@ -44,3 +43,9 @@ def pack(arrays: Sequence[Int32], starts: Sequence[int], out: Int32) -> None:
     """Write each of ``arrays`` into ``out`` at its start."""
     for array, start in zip(arrays, starts, strict=True):
         out[start : start + array.size] = array.reshape(-1)
+
+
+def move(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """``array`` on ``device`` in its own type; to a GPU from pinned memory, without waiting."""
+    values = torch.from_numpy(np.ascontiguousarray(array))
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)

@@ -17,14 +17,18 @@ from engine.config import EngineConfig
 from engine.executors.base import ScheduledBatch
 from engine.executors.model import ModelExecutor, max_model_len, num_kv_blocks
 from engine.kv_sizing import fitting_kv_blocks
-from engine.layers.device_sampler import SamplingInput, sample_on_device
+from engine.layers.device_logits import Adjustments
+from engine.layers.device_sampler import Drawn, SamplingInput, draw
 from engine.model_input import ModelInput, build_model_input
 from engine.model_runner import ModelRunner, cache_bytes_per_block
 from engine.models.config import ModelConfig
 from engine.parallel import WHOLE, TensorParallel
 from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.fetch import say
+
+_NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,8 @@ class DeviceRunner(Protocol):
         """Start the step."""
         ...
 
-    def finish(self, options: SamplingInput) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Wait for it: a token for each of its R logit rows (-1: none can be drawn), and the logits of
-        ``options.host_rows``."""
+    def finish(self, options: SamplingInput) -> Drawn:
+        """Wait for it: a token for each of its R logit rows, and what else ``options`` wants."""
         ...
 
 
@@ -80,40 +83,76 @@ class LocalRunner:
     def launch(self, step: ModelInput) -> None:
         self._logits = self.runner.logits(step)
 
-    def finish(self, options: SamplingInput) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        logits = self._logits
-        if len(logits) == 0:
-            if logits.is_cuda:
-                torch.cuda.synchronize(logits.device)  # the step's duration is that of its work
-            return np.empty(0, dtype=np.int64), np.empty((0, self.config.vocab_size), dtype=np.float32)
-        tokens = sample_on_device(logits, options)
-        wanted = logits[torch.from_numpy(options.host_rows).to(logits.device)] if len(options.host_rows) else logits[:0]
-        return tokens.cpu().numpy(), wanted.cpu().numpy()
+    def finish(self, options: SamplingInput) -> Drawn:
+        if len(self._logits):
+            return draw(self._logits, options)
+        if self._logits.is_cuda:
+            torch.cuda.synchronize(self._logits.device)  # the step's duration is that of its work
+        return Drawn.nothing()
+
+
+class TokenHistories:
+    """The tokens of requests whose logits depend on them, as arrays that grow: a step converts only what is new."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[np.int32]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def of(self, seq: Sequence) -> NDArray[np.int32]:
+        """int32 [``seq.num_tokens``], good until the next call for this request."""
+        name, length = seq.request_id, seq.num_tokens
+        array, known = self._arrays.get(name, _NO_TOKENS), self._lengths.get(name, 0)
+        if length > len(array):
+            array = np.concatenate((array[:known], np.empty(2 * length - known, dtype=np.int32)))
+        array[known:length] = seq.token_ids[known:]
+        self._arrays[name], self._lengths[name] = array, length
+        return array[:length]
+
+    def forget(self, request_id: str) -> None:
+        self._arrays.pop(request_id, None)
+        self._lengths.pop(request_id, None)
 
 
 class DeviceExecutor(ModelExecutor):
-    """As ``ModelExecutor``, with the draws on the device. Rows that ask for penalties, ``min_tokens`` or
-    log-probabilities are chosen on the host from their logits, as there."""
+    """As ``ModelExecutor``, with the draws on the device."""
 
     runner: DeviceRunner  # type: ignore[assignment]
 
     def __init__(self, runner: DeviceRunner, seed: int = 0) -> None:
         super().__init__(runner, seed)  # type: ignore[arg-type]
+        self._histories = TokenHistories()
 
     def execute(self, batch: ScheduledBatch) -> tuple[list[int], float]:
         started = time.perf_counter()
         self.runner.launch(build_model_input(batch, self.block_size))
         seqs = [seq for seq, needs in zip(batch.seqs, batch.needs_token, strict=True) if needs]
-        special = [i for i, seq in enumerate(seqs) if seq.params.is_special]
-        params = [seq.params for seq in seqs]
-        tokens, logits = self.runner.finish(SamplingInput.of(params, *self.streams(seqs), special))
-        chosen: list[int] = tokens.tolist()
-        if special:
-            for i, token in zip(special, self._choose(logits, [seqs[i] for i in special]), strict=True):
-                chosen[i] = token
+        options = SamplingInput.of([seq.params for seq in seqs], *self.streams(seqs), self._adjustments(seqs))
+        drawn = self.runner.finish(options)
+        chosen: list[int] = drawn.tokens.tolist()
         if chosen and min(chosen) < 0:
             raise FloatingPointError(f"logits of row {chosen.index(-1)} have NaN or +inf, or bar every token")
+        for row, ids, logs in zip(options.logprob_rows, drawn.logprob_ids, drawn.logprobs, strict=True):
+            seq = seqs[row]
+            entries = 1 + (seq.params.logprobs or 0)
+            # A slice, not an append: a step that was abandoned after this point is computed again.
+            found = dict(zip(ids[:entries].tolist(), logs[:entries].tolist(), strict=True))
+            seq.logprobs[seq.num_output_tokens :] = [found]
         return chosen, time.perf_counter() - started
+
+    def forget(self, request_id: str) -> None:
+        self._histories.forget(request_id)
+
+    def _adjustments(self, seqs: list[Sequence]) -> Adjustments | None:
+        """Penalties and barred ids of the rows of ``seqs``; ``None`` where there are none."""
+        if not any(seq.params.has_penalties or seq.params.min_tokens for seq in seqs):
+            return None
+        return Adjustments.of(
+            [seq.params for seq in seqs],
+            [self._histories.of(seq) if seq.params.has_penalties else _NO_TOKENS for seq in seqs],
+            [seq.num_output_tokens for seq in seqs],
+            [seq.eos_token_ids for seq in seqs],
+            self.runner.config.vocab_size,
+        )
 
 
 def resolve_settings(checkpoint: Checkpoint, config: EngineConfig, device: str, threads: int) -> DeviceSettings:
@@ -218,7 +257,12 @@ def make_device_executor(
     return DeviceExecutor(runner, config.seed), facts
 
 
-def _costly_draw(logits: Tensor) -> Tensor:
+def _costly_draw(logits: Tensor) -> Drawn:
     """The draw that takes most memory, for the warm-up."""
-    params = [SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)] * len(logits)
-    return sample_on_device(logits, SamplingInput.of(params, [0] * len(params), [0] * len(params), []))
+    rows, vocab = logits.shape
+    each = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
+    params, zeros = [each] * rows, [0] * rows
+    known = [np.zeros(1, dtype=np.int32)] * rows
+    return draw(
+        logits, SamplingInput.of(params, zeros, zeros, Adjustments.of(params, known, zeros, [()] * rows, vocab))
+    )

@@ -1,4 +1,4 @@
-"""Chooses the next token of every row on the device, without a loop over rows and without waiting for the host.
+"""Chooses the next token of every row on the device, without a loop over rows; the host waits once, for the tokens.
 
 What the options mean is said in ``sampler.py``, and the uniform number of each draw is the same one (Philox keyed by the
 request's seed, counted by the token's position), so a draw depends on nothing but its own row. Sums are taken in another
@@ -8,7 +8,7 @@ order than there: a draw that falls within rounding of a border between two toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.layers.device_logits import Adjustments, adjusted, log_probabilities
 from engine.sampling_params import SamplingParams
+from engine.transfer import move
 
 _BLOCK = 256
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
@@ -36,7 +38,9 @@ class SamplingInput:
         temperatures, top_p, min_p: float32 [R].
         top_k: int64 [R]; 0 keeps all.
         numbers: float64 [R], the uniform number of each draw.
-        host_rows: int64, rows whose logits the host wants (to choose there).
+        logprob_rows: int64 [L], rows whose log-probabilities are wanted.
+        logprob_count: of how many likeliest tokens beside the row's own, the most that any of these rows asks for.
+        adjustments: penalties and barred ids; ``None`` where no row has any.
     """
 
     temperatures: NDArray[np.float32]
@@ -44,11 +48,17 @@ class SamplingInput:
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
     numbers: NDArray[np.float64]
-    host_rows: NDArray[np.int64]
+    logprob_rows: NDArray[np.int64]
+    logprob_count: int
+    adjustments: Adjustments | None
 
     @classmethod
     def of(
-        cls, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int], host_rows: Sequence[int]
+        cls,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        adjustments: Adjustments | None = None,
     ) -> SamplingInput:
         """From each row's options, stream and position; a greedy row needs no number."""
         drawn = [i for i, each in enumerate(params) if each.temperature > 0.0]
@@ -60,8 +70,43 @@ class SamplingInput:
             np.array([each.top_p for each in params], dtype=np.float32),
             np.array([each.min_p for each in params], dtype=np.float32),
             numbers,
-            np.array(host_rows, dtype=np.int64),
+            np.array([i for i, each in enumerate(params) if each.logprobs is not None], dtype=np.int64),
+            max((each.logprobs for each in params if each.logprobs is not None), default=0),
+            adjustments,
         )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What became of the R rows of a step.
+
+    Attributes:
+        tokens: int64 [R], -1 where a row has NaN or +inf or bars every token.
+        logprob_ids, logprobs: int64 and float64 [L, 1 + count], the token itself and the likeliest ones of each row of
+            ``SamplingInput.logprob_rows``; [0, 0] where there is none.
+    """
+
+    tokens: NDArray[np.int64]
+    logprob_ids: NDArray[np.int64]
+    logprobs: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls) -> Drawn:
+        """Of a step whose rows want no token."""
+        return cls(np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.int64), np.empty((0, 0)))
+
+
+@torch.inference_mode()
+def draw(logits: Tensor, options: SamplingInput) -> Drawn:
+    """A token for each row of ``logits`` float32 [R, vocab], which are left as they are. Waits for the device."""
+    changed = logits if options.adjustments is None else adjusted(logits, options.adjustments)
+    tokens = sample_on_device(changed, options)
+    if not len(options.logprob_rows):
+        return replace(Drawn.nothing(), tokens=tokens.cpu().numpy())
+    rows = move(options.logprob_rows, logits.device)
+    count = min(options.logprob_count, logits.shape[1])
+    ids, logs = log_probabilities(logits.index_select(0, rows), tokens.index_select(0, rows), count)
+    return Drawn(tokens.cpu().numpy(), ids.cpu().numpy(), logs.cpu().numpy())
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
@@ -102,7 +147,7 @@ def sample_on_device(logits: Tensor, options: SamplingInput) -> Tensor:
     if not drawn.any():
         return greedy
     device = logits.device
-    temperatures = _move(np.maximum(options.temperatures, _LEAST_TEMPERATURE), device)
+    temperatures = move(np.maximum(options.temperatures, _LEAST_TEMPERATURE), device)
     scaled = (logits - top[:, None]).div_(temperatures[:, None])
     filtered = np.flatnonzero(drawn & (options.top_k > 0) & (options.top_k < logits.shape[1]))
     if len(filtered):
@@ -111,15 +156,15 @@ def sample_on_device(logits: Tensor, options: SamplingInput) -> Tensor:
     filtered = np.flatnonzero(drawn & ((options.top_p < 1.0) | (options.min_p > 0.0)))
     if len(filtered):
         _keep_likely(weights, filtered, options)
-    tokens = _invert(weights, _move(options.numbers, device))
+    tokens = _invert(weights, move(options.numbers, device))
     if not drawn.all():
-        tokens = torch.where(_move(drawn, device), tokens, greedy)
+        tokens = torch.where(move(drawn, device), tokens, greedy)
     return torch.where(greedy < 0, greedy, tokens)
 
 
 def _keep_top_k(scaled: Tensor, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
     """Bar, in those rows, what is below the ``counts``-th largest (ties with it are kept)."""
-    index, wanted = _move(rows, scaled.device), _move(counts, scaled.device)
+    index, wanted = move(rows, scaled.device), move(counts, scaled.device)
     part = scaled.index_select(0, index)
     largest = part.topk(int(counts.max()), dim=-1).values
     least = largest.gather(1, wanted[:, None] - 1)
@@ -128,11 +173,11 @@ def _keep_top_k(scaled: Tensor, rows: NDArray[np.int64], counts: NDArray[np.int6
 
 def _keep_likely(weights: Tensor, rows: NDArray[np.int64], options: SamplingInput) -> None:
     """Weight 0, in those rows, outside of the nucleus (top-p) and below min-p times the largest, which is 1."""
-    index = _move(rows, weights.device)
+    index = move(rows, weights.device)
     part = weights.index_select(0, index)
-    least = _move(options.min_p[rows], weights.device)
+    least = move(options.min_p[rows], weights.device)
     if (options.top_p[rows] < 1.0).any():
-        shares = _move(options.top_p[rows].astype(np.float64), weights.device)
+        shares = move(options.top_p[rows].astype(np.float64), weights.device)
         least = torch.where(shares < 1.0, torch.maximum(least, _nucleus_least(part, shares)), least)
     weights.index_copy_(0, index, part.masked_fill_(part < least[:, None], 0.0))
 
@@ -170,8 +215,3 @@ def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
     lanes = torch.arange(_BLOCK, device=weights.device)
     last = torch.where(inside > 0.0, lanes, 0).amax(dim=-1, keepdim=True)
     return (block * _BLOCK + torch.minimum(index, last)).squeeze(1)
-
-
-def _move(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    values = torch.from_numpy(np.ascontiguousarray(array))
-    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)

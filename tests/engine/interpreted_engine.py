@@ -6,12 +6,10 @@ Run with TRITON_INTERPRET=1: ``python -m tests.engine.interpreted_engine``.
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.executors.device import DeviceExecutor, LocalRunner, load_runner, resolve_settings, start_runner
+from engine.executors.device import DeviceExecutor, LocalRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduler import Scheduler
 from engine.sequence import Request
-from engine.weights.checkpoint import load_checkpoint
+from tests.engine.device_engine import device_core
 
 PROMPTS = [[1, 2, 3], [7, 300, 11] * 6, [9, 8]]
 
@@ -22,13 +20,11 @@ def generate(model: str, **options: object) -> dict[str, list[int]]:
         model=model, backend="torch", device="cpu", num_threads=1, num_kv_blocks=64, max_num_seqs=3,
         max_num_batched_tokens=16, max_model_len=64, **options,
     )  # fmt: skip
-    checkpoint = load_checkpoint(model)
-    settings = resolve_settings(checkpoint, config, "cpu", 1)
-    runner, blocks = load_runner(checkpoint, settings)
-    start_runner(runner, settings, blocks)
-    assert (runner.graphs is not None) == (settings.attention == "triton" and not settings.enforce_eager)
-    executor = DeviceExecutor(LocalRunner(runner))
-    core = EngineCore(Scheduler(config, blocks, runner.block_size, runner.max_model_len), executor)
+    core = device_core(config)
+    assert isinstance(core.executor, DeviceExecutor)
+    assert isinstance(core.executor.runner, LocalRunner)
+    captures = config.attention == "triton" and not config.enforce_eager
+    assert (core.executor.runner.runner.graphs is not None) == captures
     draws = [SamplingParams(temperature=t, max_tokens=5, ignore_eos=True, seed=3) for t in (0.0, 1.0, 0.0)]
     seqs = [core.add(Request(str(i), prompt, draws[i])) for i, prompt in enumerate(PROMPTS)]
     while core.has_work:

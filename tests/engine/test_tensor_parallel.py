@@ -77,7 +77,7 @@ def test_two_ranks_give_one_ranks_tokens(one: LLM, two: LLM, params: SamplingPar
     assert two.info.vocab_size == 383
 
 
-def test_what_is_chosen_on_the_host_is_the_same_too(one: LLM, two: LLM) -> None:
+def test_penalties_and_log_probabilities_are_the_same_too(one: LLM, two: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, repetition_penalty=1.5, ignore_eos=True)
     (got,), (expected,) = (llm.generate([PROMPTS[1]], params, use_tqdm=False) for llm in (two, one))
     assert got.token_ids == expected.token_ids
