@@ -178,12 +178,13 @@ class _Tiles:
 
 
 def _tiles(head_dim: int, dtype: torch.dtype) -> _Tiles:
-    """Context positions a tile, and how many are loaded ahead, so that it all fits into shared memory."""
+    """Context positions a tile, and how many are loaded ahead, so that it all fits into shared memory, and in half precision
+    into the registers (tests/engine/compile_kernels.py asks the assembler)."""
     if dtype == torch.float32:
         return _Tiles(16 if head_dim > 128 else 32, 8, 32, 2, "ieee")
     if head_dim > 128:
         return _Tiles(32, 8, 32, 2, "tf32")
-    return _Tiles(64, 8, 64, 3, "tf32")
+    return _Tiles(64, 4, 64, 3, "tf32")
 
 
 def _tile_rows(group: int) -> int:

@@ -77,11 +77,15 @@ def _attend(
     """Context positions ``begin`` to ``end`` into the running softmax of a tile of rows; row i sees those below ``limit[i]``.
 
     ``query`` [M, D] in the cache's type; ``best``, ``total`` float32 [M] and ``mixed`` float32 [M, D] are its state.
+    ``begin`` is a multiple of TILE_N.
     """
     for start in range(begin, end, TILE_N):
         position = start + tl.arange(0, TILE_N)
         known = position < end
-        block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+        if BLOCK_SIZE % TILE_N == 0:  # the tile lies in one block
+            block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+        else:
+            block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
         offset = (block * BLOCK_SIZE + position % BLOCK_SIZE) * cache_slot
         keys = tl.load(
             key_cache + offset[None, :] + lanes[:, None], mask=known[None, :] & (lanes[:, None] < HEAD_DIM), other=0.0

@@ -57,6 +57,8 @@ CASES = {
     "decodes of far lengths": ([3, 300, 7, 250], [1, 1, 1, 1]),
     "whole prompts": ([0, 0], [33, 5]),
     "later chunks": ([16, 5], [7, 12]),
+    "decodes around boundaries": ([14, 15, 16, 62, 63, 64, 127, 128], [1] * 8),  # of blocks and of tiles
+    "prefix hits": ([16, 64, 48], [16, 64, 17]),  # chunks that begin and end at boundaries, and one past
     "everything at once": ([0, 40, 5, 120, 0], [9, 1, 3, 1, 1]),
 }
 
