@@ -18,6 +18,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.cuda_graphs import bucket_of
+from engine.layers.device_sampler import SamplingInput, sample_on_device
 from engine.model_input import ModelInput
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig
@@ -35,21 +36,21 @@ class Scale:
     requests: int
     lengths: tuple[int, int]  # prompts and outputs, uniform
     batches: tuple[int, ...]
+    target: int  # the batch size of the targets
     context: int
     prefill: tuple[int, int]  # sequences, tokens each
     budget: int  # tokens a step
     matrix: int
     copy_bytes: int
     repeats: int
-    seconds: float  # of one throughput measurement, expected: fewer requests are offered where a back end is slow
 
 
 REAL = Scale(
-    False, "random:qwen3-0.6b", "random:qwen3-8b", 256, (100, 1024), (1, 2, 4, 8, 16, 32, 64, 128, 256), 1024,
-    (16, 1024), 16_384, 8192, 1 << 31, 20, 30.0,
+    False, "random:qwen3-0.6b", "random:qwen3-8b", 256, (100, 1024), (1, 2, 4, 8, 16, 32, 64, 128, 256), 32, 1024,
+    (16, 1024), 16_384, 8192, 1 << 31, 20,
 )  # fmt: skip
 DRY = Scale(
-    True, "random:tiny-qwen3", "random:tiny-llama", 3, (3, 6), (1, 3), 20, (2, 9), 64, 64, 1 << 12, 1, 1.0
+    True, "random:tiny-qwen3", "random:tiny-llama", 3, (3, 6), (1, 3), 3, 20, (2, 9), 64, 64, 1 << 12, 1
 )  # fmt: skip
 
 
@@ -74,19 +75,38 @@ def limits(scale: Scale) -> Iterator[Row]:
     yield {"what": "launch in a graph", "value": device_seconds(run, scale.repeats) / launches * 1e6, "unit": "us"}
 
 
-def decode_and_prefill(scale: Scale, model: str, known: dict[str, float]) -> Iterator[Row]:
-    """Decode steps at every batch size and one large prefill, then a throughput run, on one engine."""
+def decodes(scale: Scale, model: str, known: dict[str, float]) -> Iterator[Row]:
+    """Decode steps of every batch size, the one with a target first."""
+    runner = runner_of(make_engine(scale, model))
+    yield {"what": f"{model} KV blocks", "value": runner.num_kv_blocks, "unit": f"of {runner.block_size} tokens"}
+    for batch in sorted(scale.batches, key=lambda size: (size != scale.target, size)):
+        yield decode_row(runner, model, batch, scale, known["copy bandwidth"])
+
+
+def workloads(scale: Scale, model: str) -> Iterator[Row]:
+    """nano-vllm's own workload, tokens/s."""
+    yield throughput_row(make_engine(scale, model), f"{model} nano-vllm workload", workload(scale, scale.requests))
+
+
+def small(scale: Scale, model: str, known: dict[str, float]) -> Iterator[Row]:
+    """A model whose steps are mostly launches: their floor, decode steps, the host's share, a prefill."""
     llm = make_engine(scale, model)
     runner = runner_of(llm)
-    yield {"what": f"{model} KV blocks", "value": runner.num_kv_blocks, "unit": f"of {runner.block_size} tokens"}
     launches = count_launches(runner, decode_step(runner, 1, scale.context), scale)
     if launches is not None:
         floor = launches * known["launch in a graph"] / 1e3
         yield {"what": f"{model} launch floor of a step", "value": floor, "unit": f"ms ({launches} launches)"}
+    yield host_overhead_row(llm, model, scale.target, scale)
     for batch in scale.batches:
         yield decode_row(runner, model, batch, scale, known["copy bandwidth"])
     yield prefill_row(runner, model, scale, known["matrix peak"])
-    yield host_overhead_row(llm, model, min(32, scale.batches[-1]), scale)
+
+
+def large(scale: Scale, model: str, known: dict[str, float]) -> Iterator[Row]:
+    """A model whose steps are mostly memory: a prefill, the host's share, tokens/s."""
+    llm = make_engine(scale, model)
+    yield prefill_row(runner_of(llm), model, scale, known["matrix peak"])
+    yield host_overhead_row(llm, model, scale.target, scale)
     yield throughput_row(llm, f"{model} nano-vllm workload", workload(scale, scale.requests))
 
 
@@ -134,7 +154,8 @@ def prefill_row(runner: ModelRunner, model: str, scale: Scale, peak: float) -> R
 
 
 def host_overhead_row(llm: LLM, model: str, batch: int, scale: Scale) -> Row:
-    """What a decode step takes beyond the device's work: period of the engine's loop minus forward pass and draw."""
+    """What a decode step takes beyond the device's work: period of the engine's loop minus forward pass and draw,
+    each timed alone on the device."""
     steps = 4 if scale.dry else 60
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=2 * steps + 50)
     prompt = min(scale.context, 512)
@@ -150,18 +171,11 @@ def host_overhead_row(llm: LLM, model: str, batch: int, scale: Scale) -> Row:
         periods.append(time.perf_counter() - started)
     runner = runner_of(llm)
     step = decode_step(runner, batch, prompt + steps // 2)
-    executor = llm.core.executor
-
-    def whole() -> None:
-        executor.runner.launch(step)  # type: ignore[attr-defined]
-        executor.runner.finish(draws)  # type: ignore[attr-defined]
-
-    from engine.layers.device_sampler import SamplingInput
-
-    draws = SamplingInput.of([params] * batch, list(range(batch)), [0] * batch, [])
+    draws = SamplingInput.of([params] * batch, list(range(batch)), [0] * batch)
     with torch.inference_mode():
-        device = device_seconds(lambda: runner.logits(step), scale.repeats)
-        both = device_seconds(whole, scale.repeats)
+        forward = device_seconds(lambda: runner.logits(step), scale.repeats)
+        logits = runner.logits(step).clone()
+        drawing = device_seconds(lambda: sample_on_device(logits, draws), scale.repeats)
     for seq in list(scheduler.running):
         llm.abort(seq.request_id)
     while not llm.is_finished():
@@ -169,9 +183,9 @@ def host_overhead_row(llm: LLM, model: str, batch: int, scale: Scale) -> Row:
     period = statistics.median(periods)
     return {
         "what": f"{model} host overhead a step, {batch} rows",
-        "value": (period - both) * 1e3,
+        "value": (period - forward - drawing) * 1e3,
         "unit": "ms",
-        "of": f"{rows} running, period {period * 1e3:.2f} ms, forward {device * 1e3:.2f}, with the draw {both * 1e3:.2f}",
+        "of": f"{rows} running, period {period * 1e3:.2f} ms, forward {forward * 1e3:.2f}, draw {drawing * 1e3:.2f}",
     }
 
 
@@ -200,21 +214,21 @@ def peer(scale: Scale, model: str) -> Iterator[Row]:
     prompts = [prompt for prompt, _ in workload(scale, few)]
     llm = make_engine(scale, model)
     ours = throughput_row(llm, f"{model} engine, {few} x {outputs} outputs", [(prompt, outputs) for prompt in prompts])
-    config = llm.core.executor.runner.config  # type: ignore[attr-defined]
+    config = runner_of(llm).config
     del llm
     _free()
     yield ours
     from benchmarks.gpu_peer import transformers_seconds
 
-    warm = transformers_seconds(config, prompts, outputs, _device(scale))
-    rate = few * outputs / warm
-    yield {
-        "what": f"{model} transformers generate_batch, {few} x {outputs} outputs",
-        "value": rate,
-        "unit": "tokens/s",
-        "of": f"engine / transformers = {ours['value'] / rate:.1f}",
-        "share": None,
-    }
+    calls = ("first call, with its start-up", "second call")
+    for call, seconds in zip(calls, transformers_seconds(config, prompts, outputs, _device(scale)), strict=True):
+        rate = few * outputs / seconds
+        yield {
+            "what": f"{model} transformers, {few} x {outputs}, {call}",
+            "value": rate,
+            "unit": "tokens/s",
+            "of": f"engine / transformers = {ours['value'] / rate:.1f}",
+        }
 
 
 def throughput_row(llm: LLM, name: str, requests: list[tuple[list[int], int]]) -> Row:
@@ -292,15 +306,19 @@ def kv_bytes(config: ModelConfig, itemsize: int) -> int:
 
 
 def count_launches(runner: ModelRunner, step: ModelInput, scale: Scale) -> int | None:
-    """Kernels that an eager step launches; ``None`` without a GPU (or without its profiler)."""
+    """Kernels that a decode step launches, seen in an eager one; ``None`` where the profiler sees none."""
     if scale.dry:
         return 1
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CUDA]) as found:
         runner._eager(step)
         torch.cuda.synchronize()
-    kernels = [event for event in found.events() if "memcpy" not in event.name.lower()]
+    # The events of the host's calls are among them.
+    kernels = [
+        each for each in found.events() if each.device_type == DeviceType.CUDA and "mem" not in each.name[:3].lower()
+    ]
     return len(kernels) or None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,35 +13,47 @@ from engine import LLM
 from engine.models.config import ModelConfig
 
 
-def transformers_seconds(config: ModelConfig, prompts: list[list[int]], outputs: int, device: torch.device) -> float:
-    """Seconds of ``generate_batch`` on a model of this shape with random weights, after a warm-up on two prompts.
+def transformers_seconds(
+    config: ModelConfig, prompts: list[list[int]], outputs: int, device: torch.device
+) -> Iterator[float]:
+    """Seconds of ``generate_batch`` on a model of this shape with random weights, called twice: with its start-up (cache,
+    CUDA graphs), and on the manager that the first call leaves behind. No prefix is shared in either.
 
     ``outputs`` tokens are drawn for every prompt at temperature 0.6, in bfloat16, with the attention that transformers
-    takes by itself (flash-attn where it is installed, else paged SDPA).
+    takes by itself (flash-attn where it is installed, else paged SDPA). Written for transformers 5.17 to 5.24.
+
+    Raises:
+        RuntimeError: this version has another interface, or does not give back what was asked for.
     """
+    import transformers
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    options = hf_config(config)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    with device:
-        model = AutoModelForCausalLM.from_config(options, dtype=dtype, attn_implementation="sdpa").eval()
-    draws = GenerationConfig(
-        max_new_tokens=outputs, do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, pad_token_id=0
-    )
-    sizes: dict[str, Any] = {}
-    if device.type == "cpu":  # left to itself it takes most of the memory, and minutes
+    try:
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-        sizes = {"continuous_batching_config": ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)}
-    times = []
-    for batch in (prompts[:2], prompts):
+        # Left to itself it takes most of a CPU's memory, and minutes.
+        sizes: dict[str, Any] = {"num_blocks": 4, "max_batch_tokens": 64} if device.type == "cpu" else {}
+        batching = ContinuousBatchingConfig(allow_block_sharing=False, **sizes)
+        draws = GenerationConfig(
+            max_new_tokens=outputs, do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, pad_token_id=0
+        )
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        with device:
+            model = AutoModelForCausalLM.from_config(hf_config(config), dtype=dtype, attn_implementation="sdpa").eval()
+        options = {"generation_config": draws, "continuous_batching_config": batching, "persistent_manager": True}
+        inspect.signature(model.generate_batch).bind(inputs=prompts, progress_bar=False, **options)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise RuntimeError(
+            f"transformers {transformers.__version__} has another continuous batching than 5.17 to 5.24 ({error})"
+        ) from error
+    for _ in range(2):
         started = time.perf_counter()
-        done = model.generate_batch(inputs=batch, generation_config=draws, progress_bar=False, **sizes)
-        times.append(time.perf_counter() - started)
+        done = model.generate_batch(inputs=prompts, progress_bar=False, **options)
+        seconds = time.perf_counter() - started
         short = [name for name, each in done.items() if len(each.generated_tokens) != outputs]
-        if len(done) != len(batch) or short:
-            raise RuntimeError(f"{len(done)} of {len(batch)} requests came back, {len(short)} of them too short")
-    return times[-1]
+        if len(done) != len(prompts) or short:
+            raise RuntimeError(f"{len(done)} of {len(prompts)} requests came back, {len(short)} of them too short")
+        yield seconds
 
 
 def hf_config(config: ModelConfig) -> Any:

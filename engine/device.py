@@ -17,7 +17,7 @@ def find_device(config: EngineConfig) -> str:
     """
     if config.device == "cpu" or (config.device == "auto" and config.backend == "native"):
         return "cpu"
-    count = num_gpus()
+    count = num_gpus() if config.device == "cuda" or _has_driver() else 0
     if config.device == "auto" and not count:
         return "cpu"
     if not count:
@@ -34,8 +34,10 @@ def find_device(config: EngineConfig) -> str:
 
 def num_gpus() -> int:
     """CUDA devices that torch can use."""
-    if not any(Path(driver).exists() for driver in _DRIVERS):
-        return 0
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _has_driver() -> bool:
+    return any(Path(driver).exists() for driver in _DRIVERS)

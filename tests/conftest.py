@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.report import StudyReport, report_study
-from tests.analysis.known_study import write_study
-from workload.run import main
+if TYPE_CHECKING:  # the tests of the engine alone run where the packages of the analysis are not installed
+    from analysis.report import StudyReport
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ def recorded(folder: Path) -> dict[Path, str]:
 @pytest.fixture(scope="session")
 def known_report(tmp_path_factory: pytest.TempPathFactory) -> KnownReport:
     """One seat and a batch at load .5, an overload: written, and reported on."""
+    from analysis.report import report_study
+    from tests.analysis.known_study import write_study
+
     folder = write_study(tmp_path_factory.mktemp("study"), sweep=(0.5,), measure_s=15.0)
     stale = folder / "figures"
     stale.mkdir()
@@ -42,6 +45,8 @@ def known_report(tmp_path_factory: pytest.TempPathFactory) -> KnownReport:
 @pytest.fixture(scope="session")
 def smoke_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of tests/smoke.yaml, run through the command itself."""
+    from workload.run import main
+
     out = tmp_path_factory.mktemp("smoke")
     assert main([str(Path(__file__).with_name("smoke.yaml")), "--out", str(out)]) == 0
     return out / "smoke"

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu_parts import REAL, kv_bytes, matrix_parameters, weight_bytes, workload
@@ -36,11 +37,58 @@ def test_rows_are_lines_and_a_part_that_was_killed_keeps_those_it_had(tmp_path: 
     row = {"what": "8B decode", "value": 5.25, "unit": "ms", "share": 0.741, "of": "bound 3.9 ms", "eager_ms": 9.0}
     assert " ".join(gpu_check.line(row).split()) == "8B decode 5.25 ms 74.1% of bound 3.9 ms; eager 9.00 ms"
     assert "-" in gpu_check.line({"what": "flash_attn", "value": None, "unit": "", "of": "not installed"})
-    file = tmp_path / "rows"
-    file.write_text(json.dumps(row) + "\n" + '{"what": "cut o')
-    assert gpu_check.read_rows(file) == [row]
-    state = gpu_check.run_in_process("tests", file, dry=True, budget=0.2)
-    assert state.startswith("out of time")
+    path = tmp_path / "rows"
+    with path.open("a") as file:
+        gpu_check.write_row(file, row)
+        file.write('\n{"what": "cut o')
+        gpu_check.write_row(file, row)
+    assert gpu_check.read_rows(path) == [row, row]
+    state = gpu_check.run_in_process("tests", path, dry=True, seconds=gpu_check.LEAST_S)
+    assert state.startswith("out of time")  # the part has LEAST_S, pytest in it nothing
+
+
+def test_parts_fit_into_eight_minutes_and_a_slow_one_starves_none() -> None:
+    """Every part takes all that it may: the next still has its own seconds, and the end is before the limit."""
+    parts = list(gpu_check.PARTS)
+    assert sum(part.seconds for part in gpu_check.PARTS.values()) <= gpu_check.TOTAL_S < 480
+    left = gpu_check.TOTAL_S
+    for i, part in enumerate(parts):
+        may = gpu_check.allowance(parts[i:], left)
+        assert may >= gpu_check.PARTS[part].seconds
+        left -= may
+    assert left == 0.0
+    assert gpu_check.allowance(parts[-1:], 100.0) == 100.0  # what the others have left over
+
+
+def test_every_part_has_an_outcome_in_table_and_file_also_where_it_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first part eats all the time; one lacks a package."""
+    now = iter([0.0, 0.0, 1000.0, *[1000.0] * 100])
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(now))
+    real = gpu_check.run_in_process
+    monkeypatch.setattr(
+        gpu_check,
+        "run_in_process",
+        lambda part, *rest: "failed with exit code 1" if part == "limits" else real(part, *rest),
+    )
+    monkeypatch.setattr(gpu_check, "find_spec", lambda name: None if name == "transformers" else name)
+    out = tmp_path / "check.json"
+    assert gpu_check.main(["--out", str(out)]) == 1
+    parts = {part: each["state"] for part, each in json.loads(out.read_text())["parts"].items()}
+    assert list(parts) == list(gpu_check.PARTS)
+    assert parts.pop("limits") == "failed with exit code 1"
+    assert parts.pop("peer") == "not run: without transformers"
+    assert set(parts.values()) == {"not run: out of time"}
+    said = capsys.readouterr().out
+    assert said.startswith("peer cannot run here: not run: without transformers")
+    assert all(f"\n{part} ({each.what}): " in said for part, each in gpu_check.PARTS.items())
+
+
+def test_without_a_gpu_a_part_says_so(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert gpu_check.run_part("limits", tmp_path / "rows", dry=False, seconds=10.0) == gpu_check.NO_GPU
 
 
 @pytest.mark.slow
@@ -49,7 +97,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     out = tmp_path / "check.json"
     assert gpu_check.main(["--dry", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
-    assert {part: each["state"] for part, each in report["parts"].items()} == dict.fromkeys(gpu_check.BUDGETS, "done")
+    assert {part: each["state"] for part, each in report["parts"].items()} == dict.fromkeys(gpu_check.PARTS, "done")
     names = " ".join(row["what"] for row in report["rows"])
     for expected in (
         "copy bandwidth",
