@@ -1,15 +1,21 @@
 """Compiles every Triton kernel for compute capability 9.0, which needs no GPU: ``python -m tests.engine.compile_kernels``.
 
-Prints one line a kernel with its shared memory, of which an H200 gives a block 227 KiB.
+Prints one line a kernel with its shared memory, of which an H200 gives a block 227 KiB, and with what the assembler spilled
+from the registers to memory, which in half precision must be nothing.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from engine.attention import triton as attention
@@ -24,7 +30,7 @@ SHARED_LIMIT = 227 * 1024
 def compile_for_h200(
     kernel: Any, dtype: torch.dtype, constants: dict[str, Any], warps: int = 4, stages: int = 3
 ) -> None:
-    """Compile and print; raises if it does not compile or takes too much shared memory."""
+    """Compile and print; raises if it does not compile, takes too much shared memory or spills in half precision."""
     signature, attributes = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -44,12 +50,27 @@ def compile_for_h200(
     options = {"num_warps": warps, "num_stages": stages}
     done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert done.metadata.shared <= SHARED_LIMIT, done.metadata.shared
-    print(f"compiled {kernel.fn.__name__} {dtype} {constants}: {done.metadata.shared} bytes shared", flush=True)
+    spilled = spilled_bytes(done.asm["ptx"])
+    assert spilled == 0 or dtype == torch.float32, spilled
+    name = f"{kernel.fn.__name__} {dtype} {constants}"
+    print(f"compiled {name}: {done.metadata.shared} bytes shared, {spilled} spilled", flush=True)
 
 
-def compile_attention(dtype: torch.dtype, head_dim: int, group: int) -> None:
+def spilled_bytes(ptx: str) -> int:
+    """Bytes a thread stores to memory because there are too few registers."""
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = re.search(r"(\d+) bytes spill stores", said)
+    assert found is not None, said
+    return int(found[1])
+
+
+def compile_attention(dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> None:
     sizes, lanes = attention._tiles(head_dim, dtype), attention._lanes(head_dim)
-    common = {"GROUP": group, "HEAD_DIM": head_dim, "LANES": lanes, "BLOCK_SIZE": 64, "WIDEN": False}
+    common = {"GROUP": group, "HEAD_DIM": head_dim, "LANES": lanes, "BLOCK_SIZE": block_size, "WIDEN": False}
     common["PRECISION"] = sizes.precision
     tiles = {"TILE_M": attention._tile_rows(group), "TILE_N": sizes.prefill_columns}
     compile_for_h200(prefill_kernel, dtype, {**common, **tiles}, sizes.prefill_warps, sizes.stages)
@@ -64,14 +85,17 @@ def compile_attention(dtype: torch.dtype, head_dim: int, group: int) -> None:
 
 
 if __name__ == "__main__":
-    for dtype, head_dim, group in (
-        (torch.bfloat16, 128, 4),
-        (torch.bfloat16, 80, 3),
-        (torch.bfloat16, 256, 1),
-        (torch.float16, 64, 8),
-        (torch.float32, 128, 2),
+    for dtype, head_dim, group, block_size in (
+        (torch.bfloat16, 128, 4, 64),
+        (torch.bfloat16, 128, 2, 16),
+        (torch.bfloat16, 64, 3, 64),
+        (torch.bfloat16, 80, 3, 3),
+        (torch.bfloat16, 256, 1, 64),
+        (torch.float16, 64, 8, 256),
+        (torch.float32, 128, 2, 64),
+        (torch.float32, 256, 1, 16),
     ):
-        compile_attention(dtype, head_dim, group)
+        compile_attention(dtype, head_dim, group, block_size)
     for dtype in NAMES:
         for add in (False, True):
             compile_for_h200(norm_kernel, dtype, {"SIZE": 4096, "LANES": 4096, "ADD": add}, 8)
