@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.attention.base import DecodeBuffers
 from engine.model_input import ModelInput
-from engine.transfer import to_device
+from engine.transfer import ALIGNMENT, to_device
 
 PADDING_SLOT = -1
 
@@ -71,7 +71,8 @@ class DecodeGraphs:
     def __init__(self, max_num_seqs: int, table_width: int, vocab_size: int, device: torch.device) -> None:
         self.sizes = bucket_sizes(max_num_seqs)
         self.device = device
-        self._rows = torch.zeros((4, max_num_seqs), dtype=torch.int32, device=device)
+        stride = -(-max_num_seqs // ALIGNMENT) * ALIGNMENT
+        self._rows = torch.zeros((4, stride), dtype=torch.int32, device=device)[:, :max_num_seqs]
         self._rows[2] = PADDING_SLOT
         self._tables = torch.zeros((max_num_seqs, table_width), dtype=torch.int32, device=device)
         self._logits = torch.empty((max_num_seqs, vocab_size), dtype=torch.float32, device=device)

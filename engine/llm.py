@@ -140,7 +140,7 @@ class LLM:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; an output for every request that got a token or ended in it."""
-        return [self._output(event) for event in self.core.step()]
+        return [self._output(event, self._advance(event)) for event in self.core.step()]
 
     def abort(self, request_id: str) -> None:
         """End a request; the next ``step`` returns it with ``finish_reason`` "aborted". Unknown ids are no error."""
@@ -168,9 +168,10 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         with bar or nullcontext():
             while not self.is_finished():
-                for output in self.step():
-                    if output.finished:
-                        finished[output.request_id] = output
+                for event in self.core.step():
+                    stream = self._advance(event)
+                    if event.seq.is_finished:  # nobody sees the outputs on the way: half of the host's time
+                        finished[event.seq.request_id] = self._output(event, stream)
                         if bar is not None:
                             bar.advance(bar.task_ids[0])
         return finished
@@ -223,7 +224,8 @@ class LLM:
             self._samples[name] = {seq.request_id for seq in added}
         return name
 
-    def _output(self, event: TokenEvent) -> RequestOutput:
+    def _advance(self, event: TokenEvent) -> TextStream:
+        """Take the token into the request's text, and end the request where a stop string was completed."""
         seq = event.seq
         stream = self._streams[seq.request_id]
         if event.token_id is not None:
@@ -234,6 +236,10 @@ class LLM:
             stream.finish()
             del self._streams[seq.request_id]
             self._forget_sample(seq.request_id)
+        return stream
+
+    def _output(self, event: TokenEvent, stream: TextStream) -> RequestOutput:
+        seq = event.seq
         return RequestOutput(
             request_id=seq.request_id,
             prompt_token_ids=seq.request.prompt_token_ids,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 Int32 = NDArray[np.int32]
 
-_ALIGNMENT = 32  # int32 values: 128 bytes; Triton compiles a kernel anew for pointers that are not aligned
+ALIGNMENT = 32  # int32 values: 128 bytes; Triton compiles a kernel anew for pointers that are not aligned
 
 
 def to_device(arrays: Sequence[Int32], device: torch.device) -> list[Tensor]:
@@ -35,7 +35,7 @@ def aligned_starts(arrays: Sequence[Int32]) -> tuple[list[int], int]:
     starts, size = [], 0
     for array in arrays:
         starts.append(size)
-        size += -(-array.size // _ALIGNMENT) * _ALIGNMENT
+        size += -(-array.size // ALIGNMENT) * ALIGNMENT
     return starts, size
 
 
