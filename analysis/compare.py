@@ -20,12 +20,12 @@ import pandas as pd
 from analysis.capacity import Drift
 from analysis.fit.step_time import StepTimeModel
 from analysis.paired import paired_differences, point_of
-from analysis.predictions import bursts, closed, first_token, one_seat, sharing, simulated, static_batch
+from analysis.predictions import bursts, closed, first_token, known_queue, one_seat, sharing, simulated, static_batch
 from analysis.predictions.base import BAND, FAMILYWISE, TOO_COARSE, Prediction, judge
 from analysis.predictions.pooled import pool
 from analysis.runs import Run
 from analysis.stability import stability
-from analysis.study import StudyResults, name_of, open_study
+from analysis.study import StudyResults, known_queue_of, name_of, open_study
 from analysis.tables import aligned
 
 COLUMNS = (
@@ -67,8 +67,12 @@ MODELS: dict[str, Callable[[Run, Facts], list[Prediction]]] = {
     "batch-service": lambda run, facts: static_batch.batch_service(run, facts.step_time),
     "closed": lambda run, facts: closed.closed(run, facts.step_time),
     "saturation": lambda run, facts: closed.saturation(run, facts.step_time, facts.speed_change),
+    "mm1": lambda run, facts: known_queue.mm1(run),
+    "md1": lambda run, facts: known_queue.md1(run),
+    "mmc": lambda run, facts: known_queue.mmc(run),
     "simulation": lambda run, facts: simulated.simulation(run, facts.step_time, facts.speed_change),
 }
+OF_KNOWN_QUEUES = ("mm1", "md1", "mmc")  # the others speak of engines
 OF_OVERLOAD = ("saturation",)  # speak of a run whose backlog grows
 
 
@@ -82,7 +86,8 @@ def compare(run: Run, models: Sequence[str] | None = None, study: StudyResults |
     table share 1 % (Holm).
 
     Args:
-        models: names out of ``MODELS``; default: those that the run's spec lists under ``compare``, else all.
+        models: names out of ``MODELS``; default: those that the run's spec lists under ``compare``, else all that speak of
+            its kind of target.
         study: where calibrations are looked for; default: the results folder that the run lies in.
 
     Raises:
@@ -116,7 +121,9 @@ def compare_study(study: StudyResults, models: Sequence[str] | None = None) -> p
 
 def predict(run: Run, models: Sequence[str] | None = None, study: StudyResults | None = None) -> list[Prediction]:
     """What each model says about the run, not judged yet."""
-    names = list(models) if models is not None else list((run.meta.get("spec") or {}).get("compare") or MODELS)
+    known = known_queue_of(run) is not None
+    fitting = [name for name in MODELS if (name in OF_KNOWN_QUEUES) is known]
+    names = list(models) if models is not None else list((run.meta.get("spec") or {}).get("compare") or fitting)
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise ValueError(f"no model is called {', '.join(map(repr, unknown))}; there are {', '.join(MODELS)}")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.capacity import DRIFT_LIMIT, Capacity, Drift
 from analysis.predictions.base import BAND, FAMILYWISE
-from analysis.study import StudyResults
+from analysis.study import StudyResults, known_queue_of
 from analysis.summary import RunSummary
 from analysis.tails import LEAST_BEYOND
 
@@ -30,7 +30,10 @@ def methods(study: StudyResults, summaries: Sequence[RunSummary], comparison: pd
 
 
 def _system(study: StudyResults) -> str:
-    meta = study.runs[0].meta
+    engines = [run for run in study.runs if known_queue_of(run) is None]
+    if not engines:
+        return _queues(study)
+    meta = engines[0].meta
     execution = (meta.get("fingerprints") or {}).get("execution") or {}
     spec, engine, versions = meta.get("spec") or {}, meta.get("engine") or {}, meta.get("versions") or {}
     parts = [str(spec["model"]) if spec.get("model") else "an engine whose model was not recorded"]
@@ -45,7 +48,15 @@ def _system(study: StudyResults) -> str:
     if meta.get("simulated"):
         words = f"Nothing was measured: the study ran in virtual time. {words}"
     revision = (meta.get("git") or {}).get("commit")
-    return words + (f" Revision {str(revision)[:12]}." if revision else "")
+    return words + (f" Revision {str(revision)[:12]}." if revision else "") + _queues(study)
+
+
+def _queues(study: StudyResults) -> str:
+    """Runs that tested the instrument itself."""
+    names = {str(run.meta.get("experiment")) for run in study.runs if known_queue_of(run) is not None}
+    if not names:
+        return ""
+    return f" {' and '.join(sorted(names))} offered the load to a queue simulated by the client, whose theory is known."
 
 
 def _windows(summaries: Sequence[RunSummary]) -> str:

@@ -25,7 +25,7 @@ from analysis.report_pdf import write_pdf
 from analysis.report_text import summary_text
 from analysis.report_verdicts import verdicts
 from analysis.runs import Run
-from analysis.study import StudyResults, name_of, open_study
+from analysis.study import StudyResults, known_queue_of, name_of, open_study
 from analysis.summary import RunSummary, summarize, write_analysis
 
 
@@ -102,6 +102,9 @@ def style_of(study: StudyResults, wanted: str | None) -> Style:
 
 def load_of(study: StudyResults, run: Run, summary: RunSummary) -> tuple[float, float]:
     """Planned and realised load: arrivals a second over the capacity of the run's mix (nan where that is not known)."""
+    if known_queue_of(run) is not None:
+        rate = float(run.meta["engine"]["capacity"])
+        return summary.load.planned / rate, summary.load.offered / rate
     calibration = study.calibration_of(run)
     capacity = calibration.capacity if calibration is not None else None
     if not isinstance(capacity, Capacity):

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.figures.points import Point, points_of
 from analysis.figures.style import Drawn
 from analysis.runs import Run
-from analysis.study import StudyResults
+from analysis.study import StudyResults, known_queue_of
 from analysis.summary import RunSummary
 
 
@@ -45,13 +45,17 @@ def sentences(facts: StudyFacts) -> list[str]:
 
 def _engine(facts: StudyFacts) -> Iterator[str]:
     """How much was offered to what."""
-    meta = facts.runs[0].meta
+    pairs = list(zip(facts.runs, facts.summaries, strict=True))
+    queues = [pair for pair in pairs if known_queue_of(pair[0]) is not None]
+    engines = [pair for pair in pairs if known_queue_of(pair[0]) is None]
+    if queues:
+        yield _known_queues(queues)
+    if not engines:
+        return
+    meta = engines[0][0].meta
     execution = (meta.get("fingerprints") or {}).get("execution") or {}
     executor, model = execution.get("executor", "model"), (meta.get("spec") or {}).get("model", "a model")
-    requests = sum(summary.measured.arrived for summary in facts.summaries)
-    seconds = sum(summary.window[1] - summary.window[0] for summary in facts.summaries)
-    runs = f"{len(facts.runs)} run{'s' if len(facts.runs) > 1 else ''}"
-    what = f"{runs} offered {requests} measured requests in {seconds:.0f} s of "
+    what = _amount([summary for _, summary in engines])
     if executor == "simulated":
         yield f"Simulated, not measured: {what}virtual time to an engine configured for {model}."
         yield (
@@ -67,12 +71,34 @@ def _engine(facts: StudyFacts) -> Iterator[str]:
             f"The engine is {executor}: its process, queue and clock are real, but a step’s time is modelled and no token "
             "was computed. It tests the laboratory, and says nothing about a model’s speed."
         )
-    seats = sorted({summary.seats for summary in facts.summaries if summary.seats})
+    seats = sorted({summary.seats for _, summary in engines if summary.seats})
     budget = (meta.get("engine") or {}).get("max_num_batched_tokens")
     if seats:
         words = " or ".join(str(number_of_seats) for number_of_seats in seats)
         plural = "" if seats == [1] else "s"
         yield f"It had {words} seat{plural} (requests computed together) and a budget of {budget} tokens a step."
+
+
+def _known_queues(pairs: Sequence[tuple[Run, RunSummary]]) -> str:
+    """What stood in the engine's place, and why."""
+    shapes = []
+    for run, _ in pairs:
+        queue = known_queue_of(run) or {}
+        servers = "1 server" if queue["servers"] == 1 else f"{queue['servers']} servers"
+        shapes.append(f"{servers}, service times {_law(queue['service'])} s")
+    simulated = any(run.meta.get("simulated") for run, _ in pairs)
+    kind = "virtual time" if simulated else "measurement"
+    return (
+        f"{_amount([summary for _, summary in pairs])}{kind} to a known queue, not an engine "
+        f"({'; '.join(dict.fromkeys(shapes))}): textbooks know its answers, so it tests the instrument."
+    )
+
+
+def _amount(summaries: Sequence[RunSummary]) -> str:
+    requests = sum(summary.measured.arrived for summary in summaries)
+    seconds = sum(summary.window[1] - summary.window[0] for summary in summaries)
+    runs = f"{len(summaries)} run{'s' if len(summaries) > 1 else ''}"
+    return f"{runs} offered {requests} measured requests in {seconds:.0f} s of "
 
 
 def _experiments(facts: StudyFacts) -> Iterator[str]:
@@ -93,6 +119,7 @@ def _experiments(facts: StudyFacts) -> Iterator[str]:
         lengths = [
             f"{kind} {_law(spec[key])}" for key, kind in (("prompt", "prompts"), ("output", "outputs")) if spec.get(key)
         ]
+        lengths = [] if known_queue_of(run) is not None else lengths
         yield words + (f"; {', '.join(lengths)} tokens." if lengths else ".")
 
 

@@ -172,6 +172,12 @@ def seats_of(run: Run) -> int | None:
     return None if seats is None else int(seats)
 
 
+def known_queue_of(run: Run) -> dict[str, Any] | None:
+    """The queue that stood in the engine's place (kind, service, servers); None for an engine."""
+    target: dict[str, Any] | None = (run.meta.get("spec") or {}).get("target")
+    return target
+
+
 def name_of(run: Run) -> str:
     """``experiment/point/replication`` as recorded, else the folder's name."""
     meta = run.meta

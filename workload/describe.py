@@ -63,7 +63,8 @@ def _row(study: Study, runs: list[RunSpec], capacity: Callable[[RunSpec], float]
     run = runs[0]
     arrivals = run.arrivals
     load = getattr(arrivals, "load", None)
-    known = capacity(study.capacity_run(run)) if capacity is not None else None
+    of = study.capacity_run(run)
+    known = of.target.capacity if of.target is not None else capacity(of) if capacity is not None else None
     if load is not None and known is not None:
         arrivals = arrivals.at_rate(load * known)
     rate = arrivals.mean_rate

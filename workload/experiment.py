@@ -17,6 +17,7 @@ from typing import Any
 
 from workload.arrivals import parse_arrivals
 from workload.engine_options import check_engine_options
+from workload.known_queue import KnownQueue, parse_target
 from workload.lengths import (
     JointSpec,
     LengthSpec,
@@ -31,7 +32,7 @@ from workload.prompts import PromptSpec, parse_prompts
 from workload.schema import Path as KeyPath
 from workload.schema import SpecError, did_you_mean, validate
 from workload.seeds import Seeds, run_seeds
-from workload.study_checks import TraceChecks, check_spans, find_file
+from workload.study_checks import TraceChecks, check_load_references, check_spans, find_file, split_load
 from workload.study_file import StudyError, StudyFile
 from workload.study_keys import (
     SLO,
@@ -49,16 +50,19 @@ from workload.sweep import Point, Section, expand, folder_safe
 
 RESERVED_NAMES = ("calibration", "hdr", "figures", "tables")
 SECTIONS = tuple(name for name in WorkloadKeys.model_fields if name != "natural")
+NO_MODEL = "none"  # of a run against a known queue
+OF_AN_ENGINE = ("engine", "workload", *WorkloadKeys.model_fields)  # keys that mean nothing to a queue without tokens
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One run, fully decided: what is offered to which engine for how long, with which seeds.
 
-    ``prompt`` and ``output`` are the laws of the lengths; both are ``None`` where ``length_source`` gives the two together.
-    ``arrivals`` holds a rate or a load; a load is a share of the capacity of :meth:`Study.capacity_run`. ``engine`` holds the
-    options given (no model, no seed). ``seeds`` are new in every replication, equal in its repeats, and shared by all points
-    of an experiment and by all experiments of one ``seed_group`` (common random numbers).
+    ``prompt`` and ``output`` are the laws of the lengths; both are ``None`` where ``length_source`` gives the two
+    together. ``arrivals`` holds a rate or a load; a load is a share of the capacity of :meth:`Study.capacity_run`.
+    ``engine`` holds the options given (no model, no seed). ``target`` is a known queue in place of the engine.
+    ``seeds`` are new in every replication, equal in its repeats, and shared by all points of an experiment and by all
+    experiments of one ``seed_group`` (common random numbers).
     """
 
     study: str
@@ -69,6 +73,7 @@ class RunSpec:
     repeats: int
     model: str
     engine: dict[str, Any]
+    target: KnownQueue | None
     arrivals: ArrivalSpec
     load_of: str | None
     prompt: LengthSpec | None
@@ -99,7 +104,7 @@ class RunSpec:
     def mix_key(self) -> str:
         """Equal for runs with one capacity: same model, engine options, lengths and prompts (12 hex digits)."""
         described = self.to_dict()
-        names = ("model", "engine", "prompt", "output", "length_source", "natural", "prompts")
+        names = ("model", "engine", "target", "prompt", "output", "length_source", "natural", "prompts")
         parts: dict[str, Any] = {name: described[name] for name in names}
         if self.length_source is not None and self.length_source.source == "trace":
             parts["trace"] = {key: value for key, value in described["arrivals"].items() if key not in ("rate", "load")}
@@ -116,7 +121,7 @@ class Study:
 
     name: str
     path: Path
-    model: str
+    model: str | None
     seed: int
     slo: SLO
     calibration: CalibrationKeys
@@ -187,7 +192,7 @@ class _Loader:
                 )
             seen[keys.name] = i
         runs = tuple(run for i, keys in enumerate(parsed) for run in self.experiment_runs(i, keys))
-        self.check_load_references(runs, seen)
+        check_load_references(runs, seen)
         top = self.keys
         return Study(self.name, self.file.path, top.model, self.seed, self.slo, top.calibration, top.outputs, runs)
 
@@ -221,7 +226,6 @@ class _Loader:
                             replication=replication,
                             repeat=repeat,
                             repeats=keys.repeats,
-                            model=self.keys.model,
                             natural=natural,
                             warmup=keys.warmup,
                             measure=keys.measure,
@@ -241,6 +245,10 @@ class _Loader:
 
     def sections(self, keys: ExperimentKeys, where: KeyPath) -> tuple[dict[str, Section], bool]:
         """The plain values of one experiment, defaults merged, each with where it was written."""
+        if keys.target is not None:
+            return self.queue_sections(keys, where), False
+        if self.keys.model is None:
+            raise SpecError((), "the key 'model' is missing; only experiments with a 'target' can do without")
         inner = validate(WorkloadKeys, keys.workload, (*where, "workload"))
         given: dict[str, Section] = {}
         for name in WorkloadKeys.model_fields:
@@ -272,6 +280,17 @@ class _Loader:
                     raise SpecError(where, f"no {name} lengths: the key {name!r} is missing here and under 'workload'")
         return given, natural
 
+    def queue_sections(self, keys: ExperimentKeys, where: KeyPath) -> dict[str, Section]:
+        """The same for a known queue: no engine, and one token in and out; the study's defaults are of engines."""
+        for name in OF_AN_ENGINE:
+            if name in keys.model_fields_set:
+                raise SpecError((*where, name), "given beside 'target': a known queue has no engine and no tokens")
+        given = {name: Section(1, (*where, "target")) for name in ("prompt", "output")}
+        given["engine"] = Section({}, (*where, "target"))
+        given["arrivals"] = Section(keys.arrivals, (*where, "arrivals"))
+        given["target"] = Section(keys.target, (*where, "target"))
+        return given
+
     def typed(self, point: Point, sections: Mapping[str, Section]) -> dict[str, Any]:
         """The typed parts of one point."""
         values = {
@@ -281,7 +300,7 @@ class _Loader:
         load_of = None
         arrivals = values["arrivals"]
         if isinstance(arrivals, Mapping) and isinstance(arrivals.get("load"), Mapping):
-            load_of, arrivals = _split_load(arrivals, point, sections)
+            load_of, arrivals = split_load(arrivals, point, sections)
         parts: dict[str, Any] = {"load_of": load_of}
 
         def build(name: str, parse: Any, value: Any) -> Any:
@@ -292,6 +311,8 @@ class _Loader:
 
         parts["arrivals"] = build("arrivals", parse_arrivals, arrivals)
         parts["engine"] = build("engine", check_engine_options, values["engine"])
+        parts["target"] = build("target", parse_target, values["target"]) if "target" in values else None
+        parts["model"] = NO_MODEL if parts["target"] is not None else self.keys.model
         for name in ("prompt", "output"):
             parts[name] = build(name, parse_lengths, values[name]) if name in values else None
         source = build("lengths", parse_length_source, values["lengths"]) if "lengths" in values else None
@@ -324,37 +345,6 @@ class _Loader:
         for i, name in enumerate(names):
             if self.models is not None and name not in self.models:
                 raise SpecError((*where, "compare", i), f"found {name!r}; {did_you_mean(name, list(self.models))}")
-
-    def check_load_references(self, runs: Sequence[RunSpec], names: Mapping[str, int]) -> None:
-        for run in runs:
-            if run.load_of is None:
-                continue
-            where = ("experiments", names[run.experiment], "arrivals", "load", "of")
-            if run.load_of not in names:
-                raise SpecError(where, f"found {run.load_of!r}; {did_you_mean(run.load_of, list(names))}")
-            mixes = {other.mix_key for other in runs if other.experiment == run.load_of}
-            if len(mixes) > 1:
-                raise SpecError(
-                    where,
-                    f"{run.load_of!r} sweeps its engine or lengths, so it has {len(mixes)} capacities; one is allowed",
-                )
-
-
-def _split_load(
-    arrivals: Mapping[str, Any], point: Point, sections: Mapping[str, Section]
-) -> tuple[str, dict[str, Any]]:
-    """``load: {of: NAME, value: 0.8}`` as the name and the arrivals with a plain load."""
-    load = arrivals["load"]
-    for key in load:
-        if key not in ("of", "value"):
-            path = point.locate(sections, "arrivals", ("load", key))
-            raise SpecError(path, f"unknown key {key!r}; {did_you_mean(key, ['of', 'value'])}", at_key=True)
-    for key in ("of", "value"):
-        if key not in load:
-            raise SpecError(
-                point.locate(sections, "arrivals", ("load",)), f"the key {key!r} is missing; keys here: of, value"
-            )
-    return str(load["of"]), {**arrivals, "load": load["value"]}
 
 
 def _default_label(arrivals: ArrivalSpec) -> str:

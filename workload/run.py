@@ -27,6 +27,7 @@ from workload.runner import Cores, StudyRunner
 from workload.schema import SpecError
 from workload.study_file import StudyFile
 from workload.targets.base import Target, TargetFailed
+from workload.targets.inline import VirtualClock
 from workload.targets.process import ProcessTarget
 
 DONE, VERDICT_FAILED, BAD_INPUT, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     reporter = make_reporter(options.quiet)
     if source:
-        reporter.say(f"simulated, not measured: step times are {source}")
+        reporter.say(f"simulated, not measured: {source}")
     try:
         code = _measure(study, runs, results, reporter, start_simulated, resume=options.resume)
     except KeyboardInterrupt:
@@ -75,13 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_model(study: Study, runs: Sequence[RunSpec]) -> None:
-    """Refuse a model that is nowhere before anything starts; an emulated engine needs none.
+    """Refuse a model that is nowhere before anything starts; an emulated engine and a known queue need none.
 
     Raises:
         ValueError: with the file and the line of the model.
     """
-    if all(run.engine.get("executor") == "emulated" for run in runs):
+    if all(run.target is not None or run.engine.get("executor") == "emulated" for run in runs):
         return
+    assert study.model is not None
     try:
         check_model(study.model)
     except ValueError as error:
@@ -89,7 +91,7 @@ def _check_model(study: Study, runs: Sequence[RunSpec]) -> None:
 
 
 def _simulation(options: argparse.Namespace, runs: Sequence[RunSpec]) -> tuple[StartTarget | None, str]:
-    """How engines start in virtual time and where their step times come from; ``None`` and nothing for a measurement.
+    """How engines start in virtual time and what is simulated how, in words; ``None`` and nothing for a measurement.
 
     Raises:
         ValueError: a simulation was asked for that can't be, or options that belong to one without it.
@@ -103,8 +105,11 @@ def _simulation(options: argparse.Namespace, runs: Sequence[RunSpec]) -> tuple[S
     from analysis.simulation.target import SimulatedEngines
 
     engines = SimulatedEngines(options.calibration)
-    engines.check(runs)
-    return engines.start, engines.source
+    of_engines = [run for run in runs if run.target is None]
+    engines.check(of_engines)
+    said = [f"step times are {engines.source}"] if of_engines else []
+    said += ["known queues are served exactly, in virtual time"] if len(of_engines) < len(runs) else []
+    return engines.start, "; ".join(said)
 
 
 def _measure(
@@ -128,6 +133,7 @@ def _measure(
         reporter=reporter,
         resume=resume,
         about=None if start_simulated is None else {"simulated": True},
+        queue_clock=None if start_simulated is None else VirtualClock,
     )
     try:
         with MeasurementLock(reporter.say), _pinned(cores.generator):

@@ -1,7 +1,8 @@
 """Runs a study: engines started and calibrated, every run measured, in the order of the file.
 
-Runs that follow each other with the same engine share one engine process. Where a run is given by its load, the capacity of
-its mix is measured before it, and again after the last run of the group (the two tell whether the machine drifted).
+Runs that follow each other with the same engine share one engine process; a known queue begins anew in each run. Where
+a run is given by its load, the capacity of its mix is measured before it, and again after the last run of the group
+(the two tell whether the machine drifted).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from engine.config import EngineConfig
 from workload.calibrate import DECODE_STEPS, saturated_loop, step_grid, warm_up_requests
 from workload.experiment import RunSpec, Study
+from workload.known_queue import KnownQueue
 from workload.measure import measure
 from workload.offering import LIST_LENGTH, Offering, keeps_prompts, offer, request_list, vocabulary_of
 from workload.phases import Phases
@@ -27,6 +29,8 @@ from workload.reporting import Reporter
 from workload.run_directory import ClientTables
 from workload.study_keys import CalibrationKeys
 from workload.targets.base import Target
+from workload.targets.inline import VirtualClock
+from workload.targets.stub import StubTarget
 
 WARM_UP_PROMPTS = (8, 64, 8)
 LONGER_LOOPS = (1, 3, 9)  # times calibration.seconds, where the saturated loop completed too few requests
@@ -67,6 +71,7 @@ class StudyRunner:
         capacity_of: reads the capacity from the directory of a saturated run.
         resume: keep complete runs that have the same spec, and their calibration, instead of refusing to overwrite them.
         about: what every run.json says beside what is observed.
+        queue_clock: makes the clock of each known queue; default: real time.
     """
 
     def __init__(
@@ -79,8 +84,10 @@ class StudyRunner:
         reporter: Reporter,
         resume: bool = False,
         about: Mapping[str, Any] | None = None,
+        queue_clock: Callable[[], VirtualClock] | None = None,
     ) -> None:
         self._study = study
+        self._queue_clock = queue_clock
         self._results = results
         self._start_target = start_target
         self._capacity_of = capacity_of
@@ -96,9 +103,24 @@ class StudyRunner:
             TargetFailed, KeyboardInterrupt: what is complete stays; the run in progress is labelled.
         """
         directories: list[Path] = []
-        for _, group in itertools.groupby(runs, key=lambda run: (run.model, sorted(run.engine.items()))):
-            directories += self._run_group(list(group))
+        for _, together in itertools.groupby(
+            runs, key=lambda run: (run.target is None, run.model, sorted(run.engine.items()))
+        ):
+            group = list(together)
+            if group[0].target is None:
+                directories += self._run_group(group)
+            else:
+                directories += [self._measure_queue(run, run.target) for run in group if run.target is not None]
         return directories
+
+    def _measure_queue(self, run: RunSpec, queue: KnownQueue) -> Path:
+        """A run against a known queue, which begins anew in each run and whose capacity is known."""
+        session = _Session(StubTarget.of(queue, run.seeds.service, self._queue_clock), self._reporter, self._about)
+        session.warm_up()
+        load = getattr(run.arrivals, "load", None)
+        of = self._study.capacity_run(run).target
+        assert of is not None
+        return self._measure(session, run, None if load is None else load * of.capacity)
 
     def _run_group(self, runs: list[RunSpec]) -> list[Path]:
         done = [self._is_done(self._results / run.run_dir, run) for run in runs]
@@ -110,11 +132,11 @@ class StudyRunner:
         self._reporter.say(f"starting the engine: {config.model}, {_options(runs[0].engine)}")
         target = self._start_target(config)
         try:
-            session = _Session(target, config, self._study.calibration, self._reporter, self._about)
+            session = _EngineSession(target, self._reporter, self._about, config, self._study.calibration)
             session.warm_up()
             for label, mix in mixes.items():
                 self._calibrate(session, label, mix, "before")
-            directories = [self._measure(session, run) for run in runs]
+            directories = [self._measure(session, run, self._rate(run)) for run in runs]
             for label, mix in mixes.items():
                 self._calibrate(session, label, mix, "after")
             return directories
@@ -137,7 +159,7 @@ class StudyRunner:
         names = ("grid", "saturated-before", "saturated-after")
         return [self._results / "calibration" / label / name for label in mixes for name in names]
 
-    def _calibrate(self, session: _Session, label: str, mix: RunSpec, when: str) -> None:
+    def _calibrate(self, session: _EngineSession, label: str, mix: RunSpec, when: str) -> None:
         folder = self._results / "calibration" / label
         about = {"kind": "calibration", "study": self._study.name, "experiment": mix.experiment, "spec": mix.to_dict()}
         if when == "before" and not self._is_done(folder / "grid", None):
@@ -150,7 +172,7 @@ class StudyRunner:
                 f"{label}: capacity {capacity.rate:.2f} req/s (95 % confidence {capacity.low:.2f} to {capacity.high:.2f})"
             )
 
-    def _saturate(self, session: _Session, path: Path, mix: RunSpec, about: dict[str, Any]) -> Capacity:
+    def _saturate(self, session: _EngineSession, path: Path, mix: RunSpec, about: dict[str, Any]) -> Capacity:
         """The capacity of ``mix``; on a slow machine the loop is run again for longer until it has enough completions.
 
         Raises:
@@ -171,15 +193,16 @@ class StudyRunner:
             "raise calibration.seconds, or shorten the requests"
         )
 
-    def _measure(self, session: _Session, run: RunSpec) -> Path:
+    def _rate(self, run: RunSpec) -> float | None:
+        """Requests per second of a run that is given by its load."""
+        load = getattr(run.arrivals, "load", None)
+        return None if load is None else load * self._capacities[self._study.capacity_run(run).mix_key]
+
+    def _measure(self, session: _Session, run: RunSpec, rate: float | None) -> Path:
         path = self._results / run.run_dir
         if self._is_done(path, run):
             self._reporter.say(f"{run.run_dir}: kept, it is complete")
             return path
-        load = getattr(run.arrivals, "load", None)
-        rate = None
-        if load is not None:
-            rate = load * self._capacities[self._study.capacity_run(run).mix_key]
         session.measure(path, run, rate)
         return path
 
@@ -193,56 +216,17 @@ class StudyRunner:
 class _Session:
     """One started target and what can be asked of it."""
 
-    def __init__(
-        self,
-        target: Target,
-        config: EngineConfig,
-        calibration: CalibrationKeys,
-        reporter: Reporter,
-        about: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, target: Target, reporter: Reporter, about: Mapping[str, Any]) -> None:
         self._target = target
-        self._config = config
-        self._calibration = calibration
         self._reporter = reporter
         self._about = about
         self._vocabulary = vocabulary_of(target.info)
         self._max_model_len = int(target.info["max_model_len"])
 
     def warm_up(self) -> None:
-        """Untimed: let the engine touch its pages and shapes, and both sides load what writes the tables. Nothing is kept."""
-        loop = warm_up_requests(self._vocabulary.source(0), WARM_UP_PROMPTS)
+        """Load what writes the tables, so that no run waits for it. Nothing is kept."""
         with tempfile.TemporaryDirectory() as folder:
             ClientTables(Path(folder), 0.0).close()
-            self._target.start_run(Path(folder), self._target.now())
-            while not loop.exhausted:
-                while loop.next_due() < float("inf"):
-                    self._target.submit(loop.take().request)
-                self._target.wait(self._target.now() + 1.0)
-                for event in self._target.next_events():
-                    if event.finish_reason is not None:
-                        loop.on_end(event.request_id, 0.0)
-            self._target.finish_run()
-
-    def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
-        loop = step_grid(
-            *run_lengths(mix, LIST_LENGTH),
-            max_num_seqs=self._config.max_num_seqs,
-            max_num_batched_tokens=self._config.max_num_batched_tokens,
-            max_prompt=self._max_model_len - DECODE_STEPS,
-            source=self._vocabulary.source(mix.seeds.prompts),
-            rounds=self._calibration.grid_rounds,
-        )
-        self._reporter.begin(_title(about), None, len(loop))
-        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, cooldown_s=0.0)
-
-    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any], stretch: int = 1) -> None:
-        requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
-        loop = saturated_loop(requests, self._config.max_num_seqs)
-        start_s = self._calibration.warmup
-        end_s = start_s + stretch * self._calibration.seconds
-        self._reporter.begin(_title(about), end_s)
-        self._run(Offering(loop, Phases(start_s, end_s)), path, about, cooldown_s=0.0)
 
     def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
         offering = offer(run, rate, self._vocabulary, self._max_model_len)
@@ -291,6 +275,57 @@ class _Session:
             )
         finally:
             self._reporter.end()
+
+
+class _EngineSession(_Session):
+    """A started engine, which can be calibrated too."""
+
+    def __init__(
+        self,
+        target: Target,
+        reporter: Reporter,
+        about: Mapping[str, Any],
+        config: EngineConfig,
+        calibration: CalibrationKeys,
+    ) -> None:
+        super().__init__(target, reporter, about)
+        self._config = config
+        self._calibration = calibration
+
+    def warm_up(self) -> None:
+        """Untimed: let the engine touch its pages and shapes, and both sides load what writes the tables."""
+        super().warm_up()
+        loop = warm_up_requests(self._vocabulary.source(0), WARM_UP_PROMPTS)
+        with tempfile.TemporaryDirectory() as folder:
+            self._target.start_run(Path(folder), self._target.now())
+            while not loop.exhausted:
+                while loop.next_due() < float("inf"):
+                    self._target.submit(loop.take().request)
+                self._target.wait(self._target.now() + 1.0)
+                for event in self._target.next_events():
+                    if event.finish_reason is not None:
+                        loop.on_end(event.request_id, 0.0)
+            self._target.finish_run()
+
+    def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
+        loop = step_grid(
+            *run_lengths(mix, LIST_LENGTH),
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_prompt=self._max_model_len - DECODE_STEPS,
+            source=self._vocabulary.source(mix.seeds.prompts),
+            rounds=self._calibration.grid_rounds,
+        )
+        self._reporter.begin(_title(about), None, len(loop))
+        self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, cooldown_s=0.0)
+
+    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any], stretch: int = 1) -> None:
+        requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
+        loop = saturated_loop(requests, self._config.max_num_seqs)
+        start_s = self._calibration.warmup
+        end_s = start_s + stretch * self._calibration.seconds
+        self._reporter.begin(_title(about), end_s)
+        self._run(Offering(loop, Phases(start_s, end_s)), path, about, cooldown_s=0.0)
 
 
 def _title(about: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ PURPOSES: dict[str, int] = {
     "clients": 5,  # think times and turns of closed loops and sessions
     "prediction": 6,  # error of the predicted output length
     "priority": 7,  # which requests are the important ones
+    "service": 8,  # service times of a known queue
 }
 
 
@@ -34,6 +35,7 @@ class Seeds:
     clients: int
     prediction: int
     priority: int
+    service: int
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from workload.lengths import JointSpec, TraceLengths
 from workload.processes.base import ArrivalSpec
@@ -12,9 +13,13 @@ from workload.processes.responsive import Closed, Sessions
 from workload.processes.trace import Trace
 from workload.prompts import HashIds, PromptSpec
 from workload.schema import Path as KeyPath
-from workload.schema import SpecError
+from workload.schema import SpecError, did_you_mean
 from workload.study_keys import Span
+from workload.sweep import Point, Section
 from workload.traces import TraceError
+
+if TYPE_CHECKING:
+    from workload.experiment import RunSpec
 
 TRACES = "LATENCY_LAB_TRACES"  # environment variable: a folder of files that studies name and that lie elsewhere
 
@@ -47,6 +52,49 @@ def check_spans(arrivals: ArrivalSpec, warmup: Span, measure: Span, where: KeyPa
                 (*where, name, "requests"),
                 f"found {span.requests} requests, but when arrivals of process {arrivals.process!r} come depends on the "
                 "answers; seconds are allowed",
+            )
+
+
+def split_load(
+    arrivals: Mapping[str, Any], point: Point, sections: Mapping[str, Section]
+) -> tuple[str, dict[str, Any]]:
+    """``load: {of: NAME, value: 0.8}`` as the name and the arrivals with a plain load."""
+    load = arrivals["load"]
+    for key in load:
+        if key not in ("of", "value"):
+            path = point.locate(sections, "arrivals", ("load", key))
+            raise SpecError(path, f"unknown key {key!r}; {did_you_mean(key, ['of', 'value'])}", at_key=True)
+    for key in ("of", "value"):
+        if key not in load:
+            raise SpecError(
+                point.locate(sections, "arrivals", ("load",)), f"the key {key!r} is missing; keys here: of, value"
+            )
+    return str(load["of"]), {**arrivals, "load": load["value"]}
+
+
+def check_load_references(runs: Sequence[RunSpec], names: Mapping[str, int]) -> None:
+    """``load: {of: NAME}`` needs one capacity there: of an engine for an engine's run, of a known queue for a queue's.
+
+    Args:
+        names: of the experiments, with their number in the file.
+    """
+    for run in runs:
+        if run.load_of is None:
+            continue
+        where = ("experiments", names[run.experiment], "arrivals", "load", "of")
+        if run.load_of not in names:
+            raise SpecError(where, f"found {run.load_of!r}; {did_you_mean(run.load_of, list(names))}")
+        others = [other for other in runs if other.experiment == run.load_of]
+        if (others[0].target is None) != (run.target is None):
+            raise SpecError(
+                where,
+                f"found {run.load_of!r}: one of the two is an engine, the other a known queue; give a rate instead",
+            )
+        mixes = {other.mix_key for other in others}
+        if len(mixes) > 1:
+            raise SpecError(
+                where,
+                f"{run.load_of!r} sweeps its engine or lengths, so it has {len(mixes)} capacities; one is allowed",
             )
 
 

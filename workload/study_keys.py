@@ -117,6 +117,7 @@ class ExperimentKeys(WorkloadKeys):
     name: Annotated[Name, Field(description="unique; names the folder of its results")]
     arrivals: Annotated[Any, Field(description="the arrival process; every list sweeps")]
     engine: dict[str, Any] = Field(default_factory=dict, description="engine options that differ from the study's")
+    target: Annotated[Any, Field(description="a known queue in place of the engine, to test the instrument")] = None
     workload: dict[str, Any] = Field(default_factory=dict, description="the same keys as here, for use with an anchor")
     warmup: Annotated[Span, Field(description="left out of every statistic")] = Span(seconds=5)
     measure: Annotated[Span, Field(description="what the statistics are about")]
@@ -152,7 +153,10 @@ class StudyKeys(Spec):
 
     version: Annotated[Literal[1], Field(description="of this format")]
     name: Annotated[Name | None, Field(description="folder of the results; the file's name by default")] = None
-    model: Annotated[str, Field(description="preset, folder, GGUF file, hub id or random:<shape>")]
+    model: Annotated[
+        str | None,
+        Field(description="preset, folder, GGUF file, hub id or random:<shape>; needed unless every target is a queue"),
+    ] = None
     seed: Annotated[Whole, Field(description="every random stream of the study comes from it")] = 0
     engine: dict[str, Any] = Field(default_factory=dict, description="engine options of every experiment")
     calibration: CalibrationKeys = Field(default=CalibrationKeys(), description="how capacity and step times are found")

@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from workload.arrivals import PROCESSES
 from workload.durations import DURATIONS
 from workload.engine_options import engine_option_names
+from workload.known_queue import TARGETS
 from workload.lengths import DISTRIBUTIONS, SOURCES, PredictionSpec
 from workload.prompts import KINDS
 from workload.study_keys import SLO, ExperimentKeys, StudyKeys, WorkloadKeys
@@ -53,10 +54,14 @@ def study_json_schema() -> Schema:
         "contents": _either(KINDS),
         "prediction": _sweepable(_plain(PredictionSpec)),
         "arrivals": _arrivals(),
+        "target": _either(TARGETS),
         "engine": engine_schema(),
         "slo": _plain(SLO),
         "workload": _with(_plain(WorkloadKeys), sections),
-        "experiment": _with(_plain(ExperimentKeys), {**sections, **shared, "arrivals": _swept(_ref("arrivals"))}),
+        "experiment": _with(
+            _plain(ExperimentKeys),
+            {**sections, **shared, "arrivals": _swept(_ref("arrivals")), "target": _swept(_ref("target"))},
+        ),
     }
     experiments = {"type": "array", "minItems": 1, "items": _ref("experiment")}
     return {
@@ -84,8 +89,8 @@ def reference_page() -> str:
     parts = [
         "# experiments.yaml: every key\n",
         "Written by `python -m workload.study_schema docs`. Under `arrivals`, `engine`, `prompt`, `output`, `lengths`, "
-        "`prompts` and `predicted_output` a list where one value belongs sweeps. `prompt`, `output` and a think time may be "
-        "a plain number.\n",
+        "`prompts`, `predicted_output` and `target` a list where one value belongs sweeps. `prompt`, `output`, a think "
+        "time and a service time may be a plain number.\n",
         "## Top level\n",
         _table(StudyKeys),
         "## An experiment\n",
@@ -100,7 +105,8 @@ def reference_page() -> str:
         ("Lengths: `prompt`, `output`, `turns`", DISTRIBUTIONS, "dist"),
         ("Both lengths together: `lengths`", SOURCES, "from"),
         ("Contents: `prompts`", KINDS, "kind"),
-        ("Think times: `think`", DURATIONS, "dist"),
+        ("Think times and service times: `think`, `service`", DURATIONS, "dist"),
+        ("A known queue: `target`", TARGETS, "kind"),
         ("Predicted output length: `predicted_output`", {"": PredictionSpec}, ""),
     ]
     for title, models, tag in groups:
@@ -164,7 +170,11 @@ def _plain(model: type[BaseModel]) -> Schema:
         }
 
     resolved: Schema = resolve(schema)
-    for name, law in (("think", "duration"), ("turns", "length")):  # nested laws, typed by registries of their own
+    for name, law in (
+        ("think", "duration"),
+        ("turns", "length"),
+        ("service", "duration"),
+    ):  # nested laws, typed by registries of their own
         if name in resolved.get("properties", {}):
             about = resolved["properties"][name].get("description", "")
             resolved["properties"][name] = {**_ref(law), "description": about}

@@ -94,7 +94,7 @@ def test_points_of_a_sweep_share_randomness_and_replications_do_not(study) -> No
         assert not np.array_equal(slow.intended_s[:50], plans[different].intended_s[:50])
     seeds = [seed for run in loaded.runs[::2] for seed in run.seeds.to_dict().values()]
     by_run = {tuple(run.seeds.to_dict().values()) for run in loaded.runs}
-    assert len({seed for seeds in by_run for seed in seeds}) == 7 * len(by_run)  # no seed serves two purposes
+    assert len({seed for seeds in by_run for seed in seeds}) == 8 * len(by_run)  # no seed serves two purposes
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
