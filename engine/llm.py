@@ -170,7 +170,7 @@ class LLM:
             while not self.is_finished():
                 for event in self.core.step():
                     stream = self._advance(event)
-                    if event.seq.is_finished:  # nobody sees the outputs on the way: half of the host's time
+                    if event.seq.is_finished:  # nobody sees the outputs on the way: a third of the host's time
                         finished[event.seq.request_id] = self._output(event, stream)
                         if bar is not None:
                             bar.advance(bar.task_ids[0])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,6 +87,35 @@ def test_every_part_has_an_outcome_in_table_and_file_also_where_it_cannot_run(
     said = capsys.readouterr().out
     assert said.startswith("peer cannot run here: not run: without transformers")
     assert all(f"\n{part} ({each.what}): " in said for part, each in gpu_check.PARTS.items())
+
+
+PROGRAM = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Missing())
+import benchmarks.gpu_check, benchmarks.gpu_parts, tests.conftest, tests.gpu.test_gpu, engine.parallel_worker
+llm = benchmarks.gpu_parts.make_engine(benchmarks.gpu_parts.DRY, "random:tiny-qwen3", attention="sdpa")
+print(benchmarks.gpu_parts.throughput_row(llm, "all", [([1, 2, 3], 4)])["of"])
+"""
+
+
+def test_it_needs_of_the_projects_packages_only_what_it_says() -> None:
+    project = tomllib.loads((gpu_check.ROOT / "pyproject.toml").read_text())["project"]
+    modules = {"ruamel.yaml": "ruamel", "hdrhistogram": "hdrh"}
+    packages = [re.split("[><=]", each)[0] for each in project["dependencies"]]
+    absent = {modules.get(package, package) for package in packages} - {*gpu_check.ENGINE_NEEDS, "safetensors"}
+    assert {"pydantic", "ruamel", "gguf", "simpy", "hdrh", "scipy", "pandas", "psutil", "transformers"} <= absent
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *absent], cwd=gpu_check.ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "4 tokens in" in done.stdout
 
 
 def test_without_a_gpu_a_part_says_so(tmp_path: Path) -> None:
