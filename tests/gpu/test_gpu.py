@@ -204,8 +204,8 @@ def test_the_cache_takes_the_share_of_memory_that_it_may() -> None:
 
 @pytest.fixture
 def nccl() -> Iterator[LLM]:
-    """A tensor-parallel engine of a single rank: process, channel, NCCL's set-up and graphs on one GPU; a lone rank has nothing
-    to sum."""
+    """A tensor-parallel engine of a single rank: process, channel, NCCL's set-up and graphs on one GPU; a lone rank has
+    nothing to sum."""
     from engine.config import EngineConfig
     from engine.executors.device import DeviceExecutor, resolve_settings
     from engine.parallel_runner import TensorParallelRunner
