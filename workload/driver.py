@@ -29,13 +29,16 @@ DRAIN_LIMIT_S = 60.0  # how long a target may take to confirm that what was left
 
 
 class Progress(NamedTuple):
-    """Where a run stands."""
+    """Where a run stands; numbers of requests since its origin."""
 
     elapsed_s: float
-    sent: int
-    finished: int
-    in_flight: int
     phase: str
+    offered: int  # arrived, whether sent or held back by the user's cap
+    ended: int  # whatever became of them
+    completed: int  # with their whole answer
+    in_flight: int  # sent and not ended
+    capped: int  # waiting for the user's cap
+    unanswered: int  # in flight without a first token: in the engine's queue, or in their prefill
     recent_ttft_s: float  # median of the last requests; nan before the first
 
 
@@ -290,14 +293,17 @@ class Driver:
         self._housekeeping_s = now_s + HOUSEKEEPING_S
         if self._on_progress is not None:
             recent = sorted(self._recent_ttft)
-            finished = sum(self._counts.values())
+            ended, in_flight, capped = sum(self._counts.values()), len(self._in_flight), len(self._capped)
             self._on_progress(
                 Progress(
-                    now_s,
-                    len(self._lags),
-                    finished,
-                    len(self._in_flight) + len(self._capped),
-                    self._phases.phase_of(now_s),
-                    recent[len(recent) // 2] if recent else math.nan,
+                    elapsed_s=now_s,
+                    phase=self._phases.phase_of(now_s),
+                    offered=ended + in_flight + capped,
+                    ended=ended,
+                    completed=self._counts.get("stop", 0) + self._counts.get("length", 0),
+                    in_flight=in_flight,
+                    capped=capped,
+                    unanswered=sum(not record.token_s for record in self._in_flight.values()),
+                    recent_ttft_s=recent[len(recent) // 2] if recent else math.nan,
                 )
             )

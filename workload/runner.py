@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.config import EngineConfig
+from workload.ahead import Agenda, Ahead
 from workload.calibrate import DECODE_STEPS, saturated_loop, step_grid, warm_up_requests
 from workload.experiment import RunSpec, Study
 from workload.known_queue import KnownQueue
@@ -25,7 +26,7 @@ from workload.measure import measure
 from workload.offering import LIST_LENGTH, Offering, keeps_prompts, offer, request_list, vocabulary_of
 from workload.phases import Phases
 from workload.plan import run_lengths
-from workload.reporting import Reporter
+from workload.reporting import Reporter, RunTitle
 from workload.run_directory import ClientTables
 from workload.study_keys import CalibrationKeys
 from workload.targets.base import Target
@@ -95,6 +96,7 @@ class StudyRunner:
         self._resume = resume
         self._about = {"outputs": study.outputs.model_dump(), **(about or {})}
         self._capacities: dict[str, float] = {}
+        self._agenda = Agenda(study, ())
 
     def run(self, runs: Sequence[RunSpec]) -> list[Path]:
         """Measure ``runs`` (of the study) and return their directories.
@@ -103,6 +105,7 @@ class StudyRunner:
             TargetFailed, KeyboardInterrupt: what is complete stays; the run in progress is labelled.
         """
         directories: list[Path] = []
+        self._agenda = Agenda(self._study, runs)
         for _, together in itertools.groupby(
             runs, key=lambda run: (run.target is None, run.model, sorted(run.engine.items()))
         ):
@@ -117,16 +120,14 @@ class StudyRunner:
         """A run against a known queue, which begins anew in each run and whose capacity is known."""
         session = _Session(StubTarget.of(queue, run.seeds.service, self._queue_clock), self._reporter, self._about)
         session.warm_up()
-        load = getattr(run.arrivals, "load", None)
-        of = self._study.capacity_run(run).target
-        assert of is not None
-        return self._measure(session, run, None if load is None else load * of.capacity)
+        return self._measure(session, run)
 
     def _run_group(self, runs: list[RunSpec]) -> list[Path]:
         done = [self._is_done(self._results / run.run_dir, run) for run in runs]
         mixes = self._mixes(runs)
         calibrated = all(self._is_done(path, None) for path in self._calibration_paths(mixes))
         if all(done) and calibrated:
+            self._agenda.drop(runs, len(mixes))
             return [self._results / run.run_dir for run in runs]
         config = EngineConfig.from_options(model=runs[0].model, seed=self._study.seed, **runs[0].engine)
         self._reporter.say(f"starting the engine: {config.model}, {_options(runs[0].engine)}")
@@ -136,7 +137,7 @@ class StudyRunner:
             session.warm_up()
             for label, mix in mixes.items():
                 self._calibrate(session, label, mix, "before")
-            directories = [self._measure(session, run, self._rate(run)) for run in runs]
+            directories = [self._measure(session, run) for run in runs]
             for label, mix in mixes.items():
                 self._calibrate(session, label, mix, "after")
             return directories
@@ -163,8 +164,10 @@ class StudyRunner:
         folder = self._results / "calibration" / label
         about = {"kind": "calibration", "study": self._study.name, "experiment": mix.experiment, "spec": mix.to_dict()}
         if when == "before" and not self._is_done(folder / "grid", None):
-            session.grid(folder / "grid", mix, {**about, "point": f"calibration/{label}", "replication": "grid"})
+            about_grid = {**about, "point": f"calibration/{label}", "replication": "grid"}
+            session.grid(folder / "grid", mix, about_grid, self._ahead())
         path = folder / f"saturated-{when}"
+        self._agenda.begin_loop()
         capacity = self._saturate(session, path, mix, {**about, "point": f"calibration/{label}"})
         if when == "before":
             self._capacities[mix.mix_key] = capacity.rate
@@ -180,7 +183,7 @@ class StudyRunner:
         """
         for stretch in LONGER_LOOPS:
             if not self._is_done(path, None):
-                session.saturate(path, mix, {**about, "replication": path.name}, stretch)
+                session.saturate(path, mix, {**about, "replication": path.name}, self._ahead(), stretch)
             try:
                 return self._capacity_of(path)
             except ValueError as reason:
@@ -194,16 +197,22 @@ class StudyRunner:
         )
 
     def _rate(self, run: RunSpec) -> float | None:
-        """Requests per second of a run that is given by its load."""
+        """Requests per second of a run that is given by its load; ``None`` while its capacity is not known."""
         load = getattr(run.arrivals, "load", None)
-        return None if load is None else load * self._capacities[self._study.capacity_run(run).mix_key]
+        of = self._study.capacity_run(run)
+        capacity = of.target.capacity if of.target is not None else self._capacities.get(of.mix_key)
+        return None if load is None or capacity is None else load * capacity
 
-    def _measure(self, session: _Session, run: RunSpec, rate: float | None) -> Path:
+    def _ahead(self) -> Ahead:
+        return self._agenda.ahead(lambda run: self._rate(run) or run.arrivals.mean_rate)
+
+    def _measure(self, session: _Session, run: RunSpec) -> Path:
         path = self._results / run.run_dir
+        self._agenda.begin_run(run)
         if self._is_done(path, run):
             self._reporter.say(f"{run.run_dir}: kept, it is complete")
             return path
-        session.measure(path, run, rate)
+        session.measure(path, run, self._rate(run), self._ahead())
         return path
 
     def _is_done(self, path: Path, run: RunSpec | None) -> bool:
@@ -228,7 +237,7 @@ class _Session:
         with tempfile.TemporaryDirectory() as folder:
             ClientTables(Path(folder), 0.0).close()
 
-    def measure(self, path: Path, run: RunSpec, rate: float | None) -> None:
+    def measure(self, path: Path, run: RunSpec, rate: float | None, ahead: Ahead) -> None:
         offering = offer(run, rate, self._vocabulary, self._max_model_len)
         about = {
             "kind": "measurement",
@@ -243,7 +252,7 @@ class _Session:
         }
         for note in offering.notes:
             self._reporter.say(f"{run.run_dir}: {note}")
-        self._reporter.begin(_title(about), offering.phases.measure_end_s)
+        self._reporter.begin(RunTitle(_title(about), offering.phases.measure_end_s, ahead=ahead))
         self._run(
             offering,
             path,
@@ -307,7 +316,7 @@ class _EngineSession(_Session):
                         loop.on_end(event.request_id, 0.0)
             self._target.finish_run()
 
-    def grid(self, path: Path, mix: RunSpec, about: dict[str, Any]) -> None:
+    def grid(self, path: Path, mix: RunSpec, about: dict[str, Any], ahead: Ahead) -> None:
         loop = step_grid(
             *run_lengths(mix, LIST_LENGTH),
             max_num_seqs=self._config.max_num_seqs,
@@ -316,15 +325,15 @@ class _EngineSession(_Session):
             source=self._vocabulary.source(mix.seeds.prompts),
             rounds=self._calibration.grid_rounds,
         )
-        self._reporter.begin(_title(about), None, len(loop))
+        self._reporter.begin(RunTitle(_title(about), None, len(loop), ahead))
         self._run(Offering(loop, Phases(0.0, float("inf"))), path, about, cooldown_s=0.0)
 
-    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any], stretch: int = 1) -> None:
+    def saturate(self, path: Path, mix: RunSpec, about: dict[str, Any], ahead: Ahead, stretch: int = 1) -> None:
         requests = request_list(mix, self._vocabulary, *run_lengths(mix, LIST_LENGTH))
         loop = saturated_loop(requests, self._config.max_num_seqs)
         start_s = self._calibration.warmup
         end_s = start_s + stretch * self._calibration.seconds
-        self._reporter.begin(_title(about), end_s)
+        self._reporter.begin(RunTitle(_title(about), end_s, ahead=ahead))
         self._run(Offering(loop, Phases(start_s, end_s)), path, about, cooldown_s=0.0)
 
 

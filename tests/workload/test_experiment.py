@@ -365,7 +365,7 @@ def test_the_plan_of_a_study_counts_requests_and_seconds(study) -> None:  # type
     assert rows[0].seconds == pytest.approx(5 + 100 / 5)
     assert rows[1].half_width == pytest.approx(mm1_half_width(0.5, 400))
     unknown = describe(study(ONE.replace("rate: 5", "load: 0.5")))[0]
-    assert (unknown.rate, unknown.seconds, unknown.load) == (None, None, 0.5)
+    assert (unknown.rate, unknown.seconds, unknown.per_capacity, unknown.load) == (None, 5.0, 200.0, 0.5)
 
 
 def test_the_expected_half_width_covers_95_percent_of_simulated_mm1_runs() -> None:
@@ -390,5 +390,5 @@ def test_the_plan_text_has_one_line_a_point_and_the_total(study) -> None:  # typ
     more = "  - {name: replay, arrivals: {process: trace, times: [0, 1, 2]}, measure: {requests: 3}}\n"
     lines = plan_text(study(text), capacity=lambda run: 20.0).splitlines()
     assert lines[1].split() == ["one", "rate=5", "4", "poisson", "5", "0.25", "25", "100", "±21", "%"]
-    assert lines[-1].startswith("2 points, 8 runs, warm-up and measurement 160 s (")
-    assert "160 s and more" in plan_text(study(text + more))
+    assert lines[-1].startswith("2 points, 8 runs, warm-up and measurement 160 s; ")
+    assert "165 s and more" in plan_text(study(text + more))
