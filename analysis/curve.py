@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 RENEWAL = ("poisson", "constant", "gamma", "weibull")  # gaps may be drawn anew
 BETWEEN = (0.15, 0.45, 0.9)  # loads that a curve shows beside the measured ones
-FRESH = 4  # fresh sequences for the band
+FRESH = 20  # fresh sequences for the band
 METRICS = ("ttft", "e2e")
 
 

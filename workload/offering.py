@@ -56,10 +56,12 @@ def offer(run: RunSpec, rate: float | None, vocabulary: Vocabulary, max_model_le
         ValueError: the run's spans or lengths don't fit its arrival process.
     """
     if isinstance(run.arrivals, Closed):
+        closed = run.arrivals if rate is None else run.arrivals.at_rate(rate)
         requests = request_list(run, vocabulary, *run_lengths(run, LIST_LENGTH))
-        think = ThinkTimes(run.arrivals.think, run.seeds.clients)
-        loop: Loop = ClosedLoop(run.arrivals.clients, requests, think=think, stagger_s=run.arrivals.stagger)
-        return Offering(loop, _phases_in_seconds(run))
+        think = ThinkTimes(closed.think, run.seeds.clients)
+        loop: Loop = ClosedLoop(closed.clients, requests, think=think, stagger_s=closed.stagger)
+        notes = () if rate is None else (f"think times of mean {closed.think.mean_s:.3g} s, for {rate:.3g} requests/s",)
+        return Offering(loop, _phases_in_seconds(run), notes)
     if isinstance(run.arrivals, Sessions):
         loop = SessionLoop(
             plan_sessions(run, rate),

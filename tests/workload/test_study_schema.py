@@ -52,6 +52,7 @@ ARRIVALS: list[tuple[dict[str, Any], bool]] = [
     ({"process": "poisson", "rat": 1}, False),
     ({"process": "poisso", "rate": 1}, False),
     ({"process": "gamma", "rate": 1}, False),
+    ({"process": "closed", "clients": 3, "load": [0.3, 0.7]}, True),
     ({"process": "closed", "clients": 0}, False),
 ]
 
