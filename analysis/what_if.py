@@ -1,6 +1,6 @@
 """What if the engine had other seats, another budget, more memory, another policy, a replica? Answered by simulation.
 
-    python -m analysis.what_if RESULTS --if max_num_seqs=8 --if num_kv_blocks=14,watermark=0 --if replicas=2
+    python -m analysis.what_if RESULTS --if max_num_seqs=8 --if num_kv_blocks=14,watermark=0 --if replicas=2,routing=jsq
 
 prints for the engine as it was measured and for each change: capacity, the largest Poisson rate that meets the objective, and
 by how much both differ from the engine as it was. ``--check`` holds the capacities against each closed loop of the study that
@@ -31,6 +31,7 @@ from analysis.runs import Run
 from analysis.simulation import simulate_engine
 from analysis.simulation.facts import FROM_CONFIG, FROM_ENGINE, EngineFacts
 from analysis.simulation.mix import RequestMix, simulated_capacity
+from analysis.simulation.routing import ROUTINGS, Routing
 from analysis.study import StudyResults, open_study
 from analysis.summary import latencies
 from analysis.tables import aligned
@@ -101,7 +102,7 @@ class WhatIf:
         return cls(engine, RequestMix.of(fitted.runs), Objective.of(engine), models)
 
     def capacity(self, changes: Mapping[str, Any] | None = None) -> Floats:
-        """Completions a second under a permanent backlog, one a draw."""
+        """Completions a second under a permanent backlog (of every replica, whatever the routing), one a draw."""
         facts, replicas, _ = self._variant(changes)
         drawn = enumerate(self.models)
         return replicas * np.array([simulated_capacity(self.mix, m, facts, CAPACITY_S, seed) for seed, m in drawn])
@@ -115,17 +116,19 @@ class WhatIf:
             low, high = 0.0, most
             for _ in range(HALVINGS):
                 rate = (low + high) / 2
-                offered = self.mix.open_loop(rate, REQUESTS, WARMUP, seed, replicas, routing)
-                run = simulate_engine(offered, model, facts, seed=seed)
+                offered = self.mix.open_loop(rate, REQUESTS, WARMUP * replicas, seed)
+                run = simulate_engine(offered, model, facts, seed=seed, replicas=replicas, routing=routing)
                 low, high = (rate, high) if self.objective.attained(run) >= self.objective.attain else (low, rate)
             found.append((low + high) / 2)
         return np.array(found)
 
-    def _variant(self, changes: Mapping[str, Any] | None) -> tuple[EngineFacts, int, str]:
+    def _variant(self, changes: Mapping[str, Any] | None) -> tuple[EngineFacts, int, Routing]:
         own = dict(changes or {})
-        replicas, routing = int(own.pop("replicas", 1)), str(own.pop("routing", "random"))
+        replicas, routing = int(own.pop("replicas", 1)), own.pop("routing", "random")
         if replicas < 1:
             raise ValueError(f"replicas is {replicas}; at least one engine serves")
+        if routing not in ROUTINGS:
+            raise ValueError(f"routing is {routing!r}; it must be one of {', '.join(ROUTINGS)}")
         return EngineFacts.of(self.engine, own), replicas, routing
 
 
@@ -141,7 +144,7 @@ def what_if(
     as measured with its interval.
 
     Args:
-        changes: scheduling options by name, with ``replicas`` and ``routing`` (random, round_robin) beside them.
+        changes: scheduling options by name, with ``replicas`` and ``routing`` beside them.
         fit: the experiment that step times are fitted to.
         objective: whether the largest feasible rate is wanted too (it takes most of the time); a study that states no
             objective has none.
@@ -223,12 +226,13 @@ def _same_backlog(run: Run, model: StepTimeModel, facts: EngineFacts, seed: int)
 
 def _refit(fitted: Fitted, rng: np.random.Generator) -> StepTimeModel:
     """The model fitted again to blocks of steps drawn with replacement (gaps and pauses stay with their steps)."""
-    tables = []
-    for steps in fitted.steps:
+    tables, occasions = [], []
+    for occasion, steps in enumerate(fitted.steps):
         blocks = np.array_split(np.arange(len(steps)), max(1, len(steps) // BLOCK))
         picks = rng.integers(len(blocks), size=len(blocks))
         tables += [steps.iloc[blocks[pick]] for pick in picks]
-    model = fit_step_time(tables)
+        occasions += [occasion] * len(blocks)
+    model = fit_step_time(tables, occasions)
     return replace(model, execution=fitted.model.execution, wake_s=fitted.model.wake_s)
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import compress
 from typing import NamedTuple
 
 from engine.executors.base import BatchShape, Executor, ScheduledBatch
@@ -238,12 +239,11 @@ class EngineCore:
             if finished:
                 self._read_gauge()
         events = []
-        for seq, needs_token in zip(batch.seqs, batch.needs_token, strict=True):
-            if needs_token:
-                if math.isnan(seq.emitted_first_s):
-                    seq.emitted_first_s = end_s
-                seq.emitted_last_s = end_s
-                events.append(TokenEvent(seq, seq.token_ids[-1]))
+        for seq, token_id in zip(compress(batch.seqs, batch.needs_token), token_ids, strict=True):
+            if math.isnan(seq.emitted_first_s):
+                seq.emitted_first_s = end_s
+            seq.emitted_last_s = end_s
+            events.append(TokenEvent(seq, token_id))
         if self._recorder is not None:
             self._recorder.record_step(begun.row(end_s, len(batch.preempted)), batch)
         self._begun = None
@@ -310,4 +310,5 @@ class EngineCore:
 
     def _read_gauge(self) -> None:
         if self._recorder is not None:
-            self._recorder.record_gauge(self.clock(), *self._counts()[:3])
+            scheduler = self.scheduler
+            self._recorder.record_gauge(self.clock(), len(self._inbox), scheduler.num_waiting, scheduler.num_running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from itertools import count
+from itertools import compress, count
 from operator import attrgetter
 
 from engine.block_manager import BlockManager
@@ -118,7 +118,8 @@ class Scheduler:
         decodes: deque[Sequence] = deque()
         chunks: deque[Sequence] = deque()
         for seq in self._running_in_order():
-            (decodes if seq.num_uncomputed_tokens == 1 else chunks).append(seq)
+            gap = len(seq.token_ids) - seq.num_computed_tokens  # not by the property: this is the hot path
+            (decodes if gap == 1 else chunks).append(seq)
         if self.policy.running_first:
             budget = self._schedule_decodes(decodes, chunks, batch, budget)
             budget = self._schedule_chunks(chunks, batch, budget)
@@ -136,16 +137,15 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, token_ids: list[int]) -> list[Sequence]:
         """Book the step's result: tokens computed, the new token of each closed gap. Returns those that finished."""
-        new_tokens = iter(token_ids)
         finished = []
-        for seq, num_tokens, needs_token in zip(batch.seqs, batch.num_tokens, batch.needs_token, strict=True):
+        for seq, num_tokens in zip(batch.seqs, batch.num_tokens, strict=True):
             seq.num_computed_tokens += num_tokens
-            if needs_token:
-                seq.append_token(next(new_tokens), self.max_model_len)
-                if seq.finish_reason is not None:
-                    del self.running[seq]
-                    self.block_manager.release(seq)
-                    finished.append(seq)
+        for seq, token_id in zip(compress(batch.seqs, batch.needs_token), token_ids, strict=True):
+            seq.append_token(token_id, self.max_model_len)
+            if seq.finish_reason is not None:
+                del self.running[seq]
+                self.block_manager.release(seq)
+                finished.append(seq)
         return finished
 
     def abandon(self) -> list[Sequence]:
@@ -174,9 +174,10 @@ class Scheduler:
         self, decodes: deque[Sequence], chunks: deque[Sequence], batch: ScheduledBatch, budget: int
     ) -> int:
         """Step 1. What is left in the two lines has been given nothing yet: the last of either may have to give way."""
+        grow, give = self.block_manager.grow, self._give
         while decodes:
-            if self.block_manager.grow(decodes[0]):
-                budget -= self._give(decodes.popleft(), 1, batch)
+            if grow(decodes[0]):
+                budget -= give(decodes.popleft(), 1, batch)
             else:
                 last = max((line for line in (decodes, chunks) if line), key=lambda line: line[-1].rank)
                 self._preempt(last.pop(), batch)
@@ -228,7 +229,9 @@ class Scheduler:
         batch.seqs.append(seq)
         batch.num_tokens.append(num_tokens)
         batch.needs_token.append(computed == len(seq.token_ids))
-        self.block_manager.record_computed(seq, computed)
+        size = self.block_manager.block_size
+        if computed // size > seq.num_computed_tokens // size:  # a block becomes full
+            self.block_manager.record_computed(seq, computed)
         return num_tokens
 
     def _preempt(self, victim: Sequence, batch: ScheduledBatch) -> None:

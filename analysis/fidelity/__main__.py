@@ -7,8 +7,10 @@ policies, memory), ``fresh`` (new arrivals inside the band), ``theory`` (where c
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -60,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--fit", default=FIT_EXPERIMENT, metavar="NAME", help="experiment that the step times are fitted to"
     )
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write each table as PART.csv there")
+    parser.add_argument(
+        "--save", type=Path, metavar="FOLDER", help="write each table as PART.csv there, and source.json beside them"
+    )
     options = parser.parse_args(arguments)
     try:
         study = open_study(options.results)
@@ -68,18 +72,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fitted = fit_study(study, options.fit) if set(parts) & set(OF_FIT) else None
         if fitted is not None:
             print(f"step times: {fitted.source}; {fitted.model.misfit}")
+        if options.save is not None:
+            options.save.mkdir(parents=True, exist_ok=True)
+            source = source_of(study) | {
+                "step_times": "" if fitted is None else f"{fitted.source}; {fitted.model.misfit}"
+            }
+            (options.save / "source.json").write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
         for part in parts:
             table = fidelity(study, part, fitted)
             print(f"\n{part}: {_summary(table)}")
             if len(table):
                 print("\n".join(aligned(list(table.columns), _texts(table), left=(0, 1))))
             if options.save is not None:
-                options.save.mkdir(parents=True, exist_ok=True)
                 table.to_csv(options.save / f"{part}.csv", index=False, float_format="%.6g")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def source_of(study: StudyResults) -> dict[str, object]:
+    """Where and when a study was measured."""
+    meta = study.runs[0].meta
+    started = (meta.get("wall_clock_anchor") or {}).get("unix_s")
+    return {
+        "study": str(meta.get("study", "")),
+        "runs": len(study.runs),
+        "measured": "" if started is None else f"{datetime.fromtimestamp(started, UTC):%Y-%m-%d}",
+        "machine": dict(meta.get("machine") or {}),
+    }
 
 
 def _summary(table: pd.DataFrame) -> str:

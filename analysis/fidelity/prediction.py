@@ -1,8 +1,9 @@
 """(c) Fitted on one load, predicting others: the same requests simulated, against each repeat.
 
 Every repeat has the same arrivals and lengths, so the spread of the errors is the machine's alone. *Raw* is the fitted model
-as it is; *corrected* takes one factor a repeat from its reference steps (``machine_factor``), so that what is left is the
-simulation's own. Requests are sent when the measured client sent them: its lag is none of the model's business.
+as it is, with the noise that the machine had in the fitted runs. *Corrected* takes one factor a repeat from its reference
+steps (``machine_factor``) and mean step times instead of other runs' noise, so that what is left is the simulation's own.
+Requests are sent when the measured client sent them: its lag is none of the model's business.
 """
 
 from __future__ import annotations
@@ -48,9 +49,13 @@ def prediction_table(fitted: Fitted, draws: int = DRAWS) -> pd.DataFrame:
     return pd.DataFrame([row for cell in fitted.held_out for row in _rows(cell, fitted, draws)])
 
 
-def statements(run: Run) -> dict[str, float]:
-    """What is predicted of a run: throughput, latencies (s); for a closed loop that fills every seat, capacity."""
-    start, end = run.window
+def statements(run: Run, window: tuple[float, float] | None = None) -> dict[str, float]:
+    """What is predicted of a run: throughput, latencies (s); for a closed loop that fills every seat, capacity.
+
+    Args:
+        window: in which completions are counted (default: the run's own, which ends with its last request).
+    """
+    start, end = run.window if window is None else window
     done = run.requests["done_s"].to_numpy(dtype=float)
     finished = run.requests["finish_reason"].isin(["stop", "length"]).to_numpy(dtype=bool)
     rate = float(np.count_nonzero(finished & (done >= start) & (done < end))) / (end - start)
@@ -87,9 +92,11 @@ def _rows(cell: Cell, fitted: Fitted, draws: int) -> list[dict[str, Any]]:
     factors = [machine_factor(run, fitted.model) for run in cell.runs]
     found: list[dict[str, Any]] = []
     for kind in ("raw", "corrected"):
-        scales = factors if kind == "corrected" else [1.0] * len(factors)
-        pairs = zip(cell.runs, scales, strict=True)
-        drawn = [_predict(run, fitted.model.scaled(scale), draws, 1000 * i) for i, (run, scale) in enumerate(pairs)]
+        if kind == "raw":
+            drawn = [_predict(run, fitted.model, draws, 1000 * i) for i, run in enumerate(cell.runs)]
+        else:
+            pairs = zip(cell.runs, factors, strict=True)
+            drawn = [_predict(run, fitted.model.scaled(factor), 0, 0) for run, factor in pairs]
         predicted = pd.DataFrame([values for values, _ in drawn])
         apart = np.concatenate([errors for _, errors in drawn])
         for name in measured.columns:
@@ -118,11 +125,13 @@ def _rows(cell: Cell, fitted: Fitted, draws: int) -> list[dict[str, Any]]:
 
 
 def _predict(run: Run, model: StepTimeModel, draws: int, seed: int) -> tuple[dict[str, float], Floats]:
-    """Means over the draws of what is predicted, and the absolute relative error of each measured request's E2E."""
+    """Means over the draws (0: one simulation without noise) of what is predicted, and the absolute relative error of each
+    measured request's E2E."""
     simulated = [
-        simulate_engine(run, model, seed=seed + i, cooldown_limit_s=cooldown_of(run)) for i in range(max(1, draws))
+        simulate_engine(run, model, seed=seed + i, noise=draws > 0, cooldown_limit_s=cooldown_of(run))
+        for i in range(max(1, draws))
     ]
-    table = pd.DataFrame([statements(each) for each in _with_facts(run, simulated)])
+    table = pd.DataFrame([statements(each, run.window) for each in _with_facts(run, simulated)])
     means = {str(name): float(value) for name, value in table.mean().items()}
     if is_saturated(run):  # the same clients, but not the same requests in the same window
         return means, np.empty(0)

@@ -18,7 +18,8 @@ SHAPE_TERMS = ("decode_seqs", "kv_tokens", "prefill_tokens", "prefill_attention"
 class Misfit:
     """How a model misses steps, relative to the measured duration: scatter and bias apart.
 
-    ``rms`` and ``bias`` are over the ``n`` steps that were not set aside. ``total`` is the predicted over the measured
+    ``rms`` (of the relative errors) and ``bias`` (predicted over measured time of all together, minus 1) are over the ``n``
+    steps that were not set aside. ``total`` is the predicted over the measured
     time of *all* steps, minus 1. ``by_term`` gives for the steps in which a term is present (``decode_seqs``, ...) and for
     the classes ``decode only``, ``prefill only``, ``mixed`` and ``after idle`` their count, rms and bias.
     """
@@ -54,15 +55,14 @@ class TextbookFit:
 
 def misfit(steps: pd.DataFrame, duration: Floats, predicted: Floats, kept: NDArray[np.bool_]) -> Misfit:
     """Predicted against measured seconds of ``steps``; ``kept`` marks those that were not set aside."""
-    error = predicted / duration - 1.0
     decodes = steps["decode_seqs"].to_numpy(dtype=float) > 0
     prefills = steps["prefill_tokens"].to_numpy(dtype=float) > 0
     groups = {term: steps[term].to_numpy(dtype=float) > 0 for term in SHAPE_TERMS}
     groups |= {"decode only": decodes & ~prefills, "prefill only": prefills & ~decodes, "mixed": prefills & decodes}
     if "idle_s" in steps:
         groups["after idle"] = steps["idle_s"].to_numpy(dtype=float) > 0
-    by_term = {name: _error(error[inside & kept]) for name, inside in groups.items()}
-    whole = _error(error[kept])
+    by_term = {name: _error(predicted[inside & kept], duration[inside & kept]) for name, inside in groups.items()}
+    whole = _error(predicted[kept], duration[kept])
     return Misfit(
         rms=whole["rms"],
         bias=whole["bias"],
@@ -73,10 +73,12 @@ def misfit(steps: pd.DataFrame, duration: Floats, predicted: Floats, kept: NDArr
     )
 
 
-def _error(error: Floats) -> dict[str, float]:
-    if not len(error):
+def _error(predicted: Floats, duration: Floats) -> dict[str, float]:
+    if not len(duration):
         return {"n": 0, "rms": math.nan, "bias": math.nan}
-    return {"n": len(error), "rms": float(np.sqrt(np.mean(error**2))), "bias": float(error.mean())}
+    error = predicted / duration - 1.0
+    bias = float(predicted.sum() / duration.sum() - 1.0)
+    return {"n": len(error), "rms": float(np.sqrt(np.mean(error**2))), "bias": bias}
 
 
 def textbook(steps: pd.DataFrame, duration: Floats, kept: NDArray[np.bool_]) -> TextbookFit:
@@ -88,5 +90,5 @@ def textbook(steps: pd.DataFrame, duration: Floats, kept: NDArray[np.bool_]) -> 
         a, b = float(duration[used].mean()), 0.0
     else:
         b, a = (float(value) for value in np.polyfit(requests, duration[used], 1))
-    error = _error((a + b * requests) / duration[used] - 1.0)
+    error = _error(a + b * requests, duration[used])
     return TextbookFit(a, b, error["rms"], error["bias"], len(requests))

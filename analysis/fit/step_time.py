@@ -38,6 +38,7 @@ from engine.executors.base import BatchShape, ScheduledBatch
 Floats = NDArray[np.float64]
 
 LEAST_STEPS = 20
+SPEED_ROUNDS = 4  # of fitting prices and speeds in turns
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,17 @@ class StepTimeModel:
 _TUPLES = ("row_knots", "row_s", "idle_knots_s", "idle_extra_s", "unidentified", "gap_prices")
 
 
-def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> StepTimeModel:
+def fit_step_time(
+    source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame], occasions: Sequence[int] | None = None
+) -> StepTimeModel:
     """Fit the step times of a run, of a steps table, or of several of one execution together.
+
+    Each occasion has its own speed of the machine beside the common prices: else a grid measured in a fast minute and runs
+    measured in a slow one would make the shapes that only one of them has too cheap or too dear. The model's speed is the
+    mean over all of their time.
+
+    Args:
+        occasions: a number for each source; sources of one number were measured at one speed. Default: each at its own.
 
     Raises:
         ValueError: fewer than 20 steps, steps without a positive duration, or runs of different executions.
@@ -224,10 +234,15 @@ def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> 
     duration = steps["duration_s"].to_numpy()
     knots, cold = row_knots(rows_of(steps)), idle_knots(idle_of(steps))
     columns, names = design(steps, knots, cold)
-    prices, kept, used = _cheapest(columns, names, duration)
-    predicted = columns @ prices
+    occasion = np.repeat(range(len(tables)) if occasions is None else occasions, [len(table) for table in tables])
+    speed = np.ones(len(duration))
+    for _ in range(SPEED_ROUNDS if len(set(occasion.tolist())) > 1 else 1):
+        prices, kept, used = _cheapest(columns, names, duration / speed)
+        speed = _speeds(duration, columns @ prices, kept, occasion)
+    predicted = columns @ prices * speed
     slow = ~kept & (duration > predicted)
     ratio = np.where(slow, 1.0, duration / predicted)
+    ratio *= float((ratio * predicted).sum() / predicted.sum() / ratio.mean())  # resampled ratios take as long in all
     named = dict(zip(names, prices.tolist(), strict=True))
     rows_end = len(knots)
     gap_prices, gap_ratio = _fit_gaps(steps, gaps)
@@ -250,6 +265,15 @@ def fit_step_time(source: Run | pd.DataFrame | Sequence[Run | pd.DataFrame]) -> 
         noise=StepNoise(ratio, np.where(slow, duration - predicted, 0.0), gap_ratio, _block_length(ratio)),
         execution=execution,
     )
+
+
+def _speeds(duration: Floats, predicted: Floats, kept: NDArray[np.bool_], occasion: NDArray[np.int_]) -> Floats:
+    """How slow the machine was on the occasion of each step, over its mean."""
+    labels = np.unique(occasion, return_inverse=True)[1]
+    measured, modelled = (np.bincount(labels, np.where(kept, seconds, 0.0)) for seconds in (duration, predicted))
+    levels = np.divide(measured, modelled, out=np.ones(len(measured)), where=modelled > 0)
+    mean = float(measured.sum() / modelled.sum())
+    return np.asarray(levels[labels] / mean)
 
 
 def _cheapest(

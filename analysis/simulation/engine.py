@@ -1,7 +1,8 @@
 """The engine in virtual time: its own core, scheduler and block manager on simpy's clock, with a model of the step's time.
 
 Nothing of the engine is written again here; the executor alone is replaced. What comes out is a run with the same tables as
-a measured one, so every analysis works on it unchanged.
+a measured one, so every analysis works on it unchanged. Here are the clients, the network and the router; an engine is a
+:class:`analysis.simulation.replica.Replica`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import simpy
 
-from analysis.fit.step_noise import NoiseStream
 from analysis.fit.step_time import StepTimeModel
 from analysis.runs import Run
 from analysis.simulation.facts import EngineFacts
 from analysis.simulation.offers import Arrivals, Offered, offer_again, offer_plan
-from analysis.simulation.tables import MemoryRecorder, client_tables, memory_run
+from analysis.simulation.replica import END_TOKEN, Pace, Replica
+from analysis.simulation.routing import Routing, chooser
+from analysis.simulation.tables import client_tables, memory_run, summed_gauges
 from engine.build import EngineInfo
 from engine.config import EngineConfig
-from engine.core import EngineCore, TokenEvent
-from engine.executors.base import BatchShape
+from engine.core import TokenEvent
 from engine.executors.placeholder import PlaceholderTokens
-from engine.executors.simulated import SimulatedExecutor, StepTime
+from engine.executors.simulated import StepTime
 from engine.outputs import RequestStats
 from engine.scheduler import RequestRefused
 from engine.sequence import Request
@@ -34,8 +36,6 @@ from workload.loops import Loop, Offer, PlainLoop
 from workload.phases import Phases
 from workload.plan import RequestPlan
 from workload.records import RequestRecord
-
-END_TOKEN = -1  # what ends an output by itself; no prompt and no placeholder has it
 
 
 def simulate_engine(
@@ -50,6 +50,8 @@ def simulate_engine(
     arrivals: Arrivals = "measured",
     phases: Phases | None = None,
     cooldown_limit_s: float = 60.0,
+    replicas: int = 1,
+    routing: Routing = "random",
 ) -> Run:
     """Run requests through the engine's core in virtual time.
 
@@ -65,10 +67,13 @@ def simulate_engine(
         gap_s: seconds between steps, in place of the model's (default 0 where ``step_time`` is no fitted model).
         arrivals: for a measured run, see :func:`analysis.simulation.offers.offer_again`.
         cooldown_limit_s: how long after the measured phase its last requests are waited for; then they are censored.
+        replicas: equal engines, each with a line, blocks and noise of its own.
+        routing: which of them a request goes to as it is received, see :func:`analysis.simulation.routing.chooser`.
 
     Returns:
         A run with the tables requests, tokens, steps, batch and gauge. ``meta["simulation"]`` says how it was made, how many
-        steps lie outside the fitted shapes, and how long it took.
+        steps lie outside the fitted shapes, and how long it took. Several replicas have no common steps: their run has
+        requests, tokens and one gauge of all of them together.
 
     Raises:
         ValueError: facts are missing, a plan or loop comes without ``engine``, or the model was fitted under another
@@ -83,15 +88,19 @@ def simulate_engine(
     if model is not None:
         model.require_execution(facts.execution)
     offered = _offered(source, phases, arrivals)
-    pace = Pace(step_time, noise, seed, gap_s)
+    paces = [Pace(step_time, noise, [seed, index] if index else seed, gap_s) for index in range(replicas)]
     began = time.perf_counter()
     with _collector_paused():
-        run = _Simulation(facts, offered, pace, cooldown_limit_s).run()
+        simulation = _Simulation(facts, offered, paces, routing, np.random.default_rng([seed, 0]), cooldown_limit_s)
+        run = simulation.run()
+    steps = [table["steps"] for table in simulation.engine_tables]
     run.meta["simulation"] = {
         "noise": noise and model is not None,
         "seed": seed,
-        "steps": len(run.steps),
-        "extrapolated_steps": 0 if model is None else int(np.sum(model.extrapolates(run.steps))),
+        "replicas": replicas,
+        "routing": routing if replicas > 1 else None,
+        "steps": sum(map(len, steps)),
+        "extrapolated_steps": 0 if model is None else sum(int(np.sum(model.extrapolates(table))) for table in steps),
         "wall_s": time.perf_counter() - began,
         "simulated_s": run.meta["window"]["end_s"],
     }
@@ -126,44 +135,18 @@ def _offered(source: RequestPlan | Run | Loop | Offered, phases: Phases | None, 
     return Offered(source, phases)
 
 
-class Pace:
-    """How long the next step takes, and how long the engine pauses after it."""
-
-    def __init__(self, step_time: StepTimeModel | StepTime, noise: bool, seed: int, gap_s: float | None) -> None:
-        self._step_time = step_time
-        self._model = step_time if isinstance(step_time, StepTimeModel) else None
-        self._factor = 1.0
-        self._stream: NoiseStream | None = None
-        self._cold_s = 0.0
-        self._given_gap_s = gap_s
-        self.gap_s = gap_s or 0.0
-        self.wake_s = 0.0
-        if self._model is not None:
-            self.wake_s = self._model.wake_s
-            self.gap_s = self._model.gap_s if gap_s is None else gap_s
-            if noise:
-                self._stream = self._model.noise.stream(np.random.default_rng(seed))
-            else:
-                self._factor = self._model.time_factor
-
-    def after_idle(self, idle_s: float) -> None:
-        """The next step comes after a pause of ``idle_s``."""
-        if self._model is not None:
-            self._cold_s = self._model.cold(idle_s)
-
-    def __call__(self, shape: BatchShape) -> float:
-        """Seconds of a step; ``gap_s`` becomes the pause after it."""
-        seconds, self._cold_s = self._step_time(shape) + self._cold_s, 0.0
-        ratio, extra_s, gap_ratio = (self._factor, 0.0, 1.0) if self._stream is None else self._stream.next()
-        if self._model is not None and self._given_gap_s is None:
-            self.gap_s = self._model.gap(shape) * gap_ratio
-        return seconds * ratio + extra_s
-
-
 class _Simulation:
-    """One run: clients, network and engine on one simpy environment. Two events a step, three a request."""
+    """One run: clients, network, router and engines on one simpy environment. Two events a step, three a request."""
 
-    def __init__(self, facts: EngineFacts, offered: Offered, pace: Pace, cooldown_limit_s: float) -> None:
+    def __init__(
+        self,
+        facts: EngineFacts,
+        offered: Offered,
+        paces: list[Pace],
+        routing: Routing,
+        rng: np.random.Generator,
+        cooldown_limit_s: float,
+    ) -> None:
         env = simpy.Environment()
         self._env = env
         self._facts = facts
@@ -171,25 +154,11 @@ class _Simulation:
         self._loop = offered.loop
         self._loop_reads_tokens = getattr(type(offered.loop), "on_tokens", None) is not PlainLoop.on_tokens
         self._phases = offered.phases
-        self._pace = pace
         self._limit_s = offered.phases.measure_end_s + cooldown_limit_s
-        self._recorder = MemoryRecorder()
-        tokens = PlaceholderTokens(offered.stops, END_TOKEN)
-        executor = SimulatedExecutor(
-            pace,
-            tokens,
-            block_size=facts.block_size,
-            num_kv_blocks=facts.num_kv_blocks,
-            max_model_len=facts.max_model_len,
-        )
-        self._core = EngineCore(
-            facts.scheduler(),
-            executor,
-            eos_token_ids=frozenset([END_TOKEN]),
-            max_queue=facts.max_queue,
-            clock=lambda: env.now,
-        )
-        self._idle: simpy.Event | None = None
+        tokens = PlaceholderTokens(offered.stops, END_TOKEN, offered.answers)
+        self._replicas = [Replica(env, facts, pace, tokens, self._deliver) for pace in paces]
+        self._choose = chooser(routing, [replica.present for replica in self._replicas], rng)
+        self.engine_tables: list[dict[str, pd.DataFrame]] = []
         self._over = env.event()
         self._due: simpy.Event | None = None
         self._due_s = float("inf")
@@ -200,8 +169,6 @@ class _Simulation:
 
     def run(self) -> Run:
         env = self._env
-        self._core.record_to(self._recorder)
-        env.process(self._engine())
         self._plan_next()
         for moment in (self._phases.measure_end_s, self._limit_s):
             if moment < float("inf"):
@@ -210,9 +177,15 @@ class _Simulation:
         env.run(until=self._over)
         end_s = env.now
         self._abort_rest()
-        self._core.record_to(None)
+        for replica in self._replicas:
+            replica.core.record_to(None)
         start_s, measure_end_s = self._phases.window(end_s)
-        tables = {**client_tables(self._closed), **self._recorder.tables()}
+        self.engine_tables = [replica.recorder.tables() for replica in self._replicas]
+        tables = client_tables(self._closed)
+        if len(self.engine_tables) == 1:
+            tables |= self.engine_tables[0]
+        else:
+            tables["gauge"] = summed_gauges([table["gauge"] for table in self.engine_tables])
         meta = {
             "kind": "simulation",
             "status": "complete",
@@ -221,33 +194,6 @@ class _Simulation:
             "window": {"measure_start_s": start_s, "measure_end_s": measure_end_s, "end_s": end_s},
         }
         return memory_run(tables, meta)
-
-    def _engine(self) -> Any:
-        env, core, pace = self._env, self._core, self._pace
-        while True:
-            if not core.has_work:
-                idle_since_s = env.now
-                self._idle = env.event()
-                yield self._idle
-                self._idle = None
-                if pace.wake_s:
-                    yield env.timeout(pace.wake_s)
-                idle_s = env.now - idle_since_s
-                self._recorder.idle_s += idle_s
-                pace.after_idle(idle_s)
-            aborted, batch = core.begin_step()
-            self._deliver(aborted)
-            if batch is None:
-                continue
-            token_ids, duration_s = core.executor.execute(batch)
-            yield env.timeout(duration_s)
-            self._deliver(core.finish_step(batch, token_ids))
-            if pace.gap_s:
-                yield env.timeout(pace.gap_s)
-
-    def _wake(self) -> None:
-        if self._idle is not None and not self._idle.triggered:
-            self._idle.succeed()
 
     def _at(self, moment_s: float, action: Callable[[], None]) -> simpy.Event:
         event = self._env.timeout(max(0.0, moment_s - self._env.now))
@@ -298,33 +244,33 @@ class _Simulation:
         if self._over.triggered:
             return
         try:
-            self._core.add(request)
+            self._replicas[self._choose()].add(request)
         except RequestRefused as refusal:
             record = self._open[request.request_id]
             record.finish_reason, record.error = "refused", str(refusal)
             self._tell_client(record)
-            return
-        self._wake()
 
     def _deliver(self, events: list[TokenEvent]) -> None:
+        if not events:
+            return
         seen_s = self._env.now + self._offered.transit_out_s
+        first_seen_s = seen_s + self._offered.first_out_s
         is_over = self._over.triggered  # as the message is sent: a client reads a message to its end
         open_requests = self._open
-        for event in events:
-            seq = event.seq
+        for seq, token_id in events:
             record = open_requests.get(seq.request.request_id)
             if record is None or is_over:
                 if record is not None and seq.finish_reason is not None:
                     record.stats = RequestStats.of(seq)
                 continue
-            if event.token_id is not None:
+            if token_id is not None:
                 stamps = record.token_s
                 if stamps:  # a first token may be seen later than its step, no token before another
                     stamps.append(seen_s if seen_s > stamps[-1] else stamps[-1])
                 else:
-                    stamps.append(seen_s if seq.finish_reason is not None else seen_s + self._offered.first_out_s)
+                    stamps.append(seen_s if seq.finish_reason is not None else first_seen_s)
                 if self._loop_reads_tokens:
-                    self._loop.on_tokens(record.request_id, (event.token_id,))
+                    self._loop.on_tokens(record.request_id, (token_id,))
             if seq.finish_reason is not None:
                 record.finish_reason = seq.finish_reason
                 record.stats = RequestStats.of(seq)
@@ -356,10 +302,10 @@ class _Simulation:
 
     def _abort_rest(self) -> None:
         """What is left over is censored: it has the engine's stamps up to here and no end."""
-        for request_id in self._open:
-            self._core.abort(request_id)
-        self._wake()
-        while self._core.num_live:
+        for replica in self._replicas:
+            for request_id in self._open:
+                replica.abort(request_id)
+        while any(replica.present() for replica in self._replicas):
             self._env.step()
         for record in self._open.values():
             if record.stats is not None and record.finish_reason is not None and record.finished_s > self._env.now:

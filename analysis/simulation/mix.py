@@ -22,7 +22,6 @@ from workload.phases import Phases
 Ints = NDArray[np.int64]
 
 CLIENTS_A_SEAT = 2  # of the backlog under which capacity is defined
-ROUTINGS = ("random", "round_robin")
 
 
 @dataclass(frozen=True)
@@ -69,20 +68,13 @@ class RequestMix:
             for i, (prompt, output) in enumerate(pairs)
         ]
 
-    def open_loop(
-        self, rate: float, n: int, warmup: int, seed: int, replicas: int = 1, routing: str = "random"
-    ) -> Offered:
-        """``n`` measured requests behind ``warmup`` others, Poisson at ``rate`` a second at the router. One of ``replicas``
-        is simulated: it gets each request with chance 1/replicas (``random``), or every ``replicas``-th (``round_robin``).
+    def open_loop(self, rate: float, n: int, warmup: int, seed: int) -> Offered:
+        """``n`` measured requests behind ``warmup`` others, Poisson at ``rate`` a second.
 
         The same seed gives the same requests and the same arrivals but for their scale.
         """
-        if routing not in ROUTINGS:
-            raise ValueError(f"routing is {routing!r}; a single replica can be simulated under {', '.join(ROUTINGS)}")
         total = warmup + n
-        shape = 1 if routing == "random" else replicas
-        gaps = np.random.default_rng([seed, 2]).gamma(shape, 1.0, size=total) * replicas / shape / rate
-        times = np.cumsum(gaps)
+        times = np.cumsum(np.random.default_rng([seed, 2]).gamma(1.0, 1.0, size=total) / rate)
         start_s = float(times[warmup - 1]) if warmup else 0.0
         sends = [
             (at, Offer(at, request)) for at, request in zip(times.tolist(), self.requests(total, seed), strict=True)

@@ -5,10 +5,11 @@ Token ids only matter where requests share a prefix, so prompts that nobody kept
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import count, cycle, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ class Offered:
         transit_in: seconds from sent to received of each request; ``mean_transit_in_s`` where it is not listed.
         transit_out_s: from the engine's stamp to the client's; ``first_out_s`` more of it for a request's first token, for
             which a client may have to wake up.
+        answers: token ids of outputs, where they are known.
     """
 
     loop: Loop
@@ -45,6 +47,7 @@ class Offered:
     mean_transit_in_s: float = 0.0
     transit_out_s: float = 0.0
     first_out_s: float = 0.0
+    answers: Mapping[str, list[int]] = field(default_factory=dict)
 
 
 class ReplayLoop(PlainLoop):
@@ -71,6 +74,42 @@ class ReplayLoop(PlainLoop):
 
     def on_end(self, request_id: str, now_s: float) -> None:
         """Nobody waits for an answer."""
+
+
+class SessionReplay(PlainLoop):
+    """Sends the first turn of each session at its own moment, every other one some time after the answer before it.
+
+    Args:
+        starts: ``(sent_s, offer)`` of the first turns.
+        then: by the id of a request the next one of its session: seconds from the answer until it is meant to be sent, until
+            it is sent, and the request (as an offer without a time).
+    """
+
+    def __init__(self, starts: list[tuple[float, Offer]], then: Mapping[str, tuple[float, float, Offer]]) -> None:
+        self._due = [(sent_s, number, offer) for number, (sent_s, offer) in enumerate(starts)]
+        heapq.heapify(self._due)
+        self._number = count(len(starts))
+        self._then = then
+        self._in_flight: set[str] = set()
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._due and not self._in_flight
+
+    def next_due(self) -> float:
+        return self._due[0][0] if self._due else math.inf
+
+    def take(self) -> Offer:
+        offer = heapq.heappop(self._due)[2]
+        self._in_flight.add(offer.request.request_id)
+        return offer
+
+    def on_end(self, request_id: str, now_s: float) -> None:
+        self._in_flight.discard(request_id)
+        if request_id in self._then:
+            think_s, pause_s, offer = self._then[request_id]
+            offer = offer._replace(intended_s=now_s + think_s)
+            heapq.heappush(self._due, (now_s + pause_s, next(self._number), offer))
 
 
 class FixedRequests:
@@ -124,7 +163,7 @@ def offer_plan(plan: RequestPlan) -> Offered:
 def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     """The requests of ``run`` once more; a closed loop stays one, with the clients, the order and the think times it had.
 
-    The turns of sessions are sent when they were sent, not when the simulated answer before them ends.
+    So do sessions: a turn is sent as long after the simulated answer before it as it was after the measured one.
 
     Args:
         arrivals: ``measured`` sends and receives each request at the run's own stamps; ``intended`` sends it on time and
@@ -136,6 +175,7 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
     if arrivals not in ("measured", "intended"):
         raise ValueError(f"arrivals is {arrivals!r}; it must be 'measured' or 'intended'")
     rows, requests, stops = requests_of(run)
+    answers = answers_of(rows, requests)
     transit_in = rows["received_s"] - rows["sent_s"]
     mean_in = float(np.nan_to_num(transit_in.mean()))
     out = float(np.nan_to_num((rows["finished_s"] - rows["done_s"]).mean()))
@@ -148,7 +188,7 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
         last_start_s = float(rows.groupby("session_id")["intended_s"].min().max())  # the starts are spread evenly
         stagger_s = last_start_s * clients / (clients - 1) if clients > 1 else 0.0
         loop = ClosedLoop(clients, again, think=_think_times(rows), stagger_s=stagger_s)
-        return Offered(loop, phases, stops, {}, mean_in, out, first_out)
+        return Offered(loop, phases, stops, {}, mean_in, out, first_out, answers)
     measured = arrivals == "measured"
     due = rows["sent_s" if measured else "intended_s"].tolist()
     intended = rows["intended_s"].tolist()
@@ -157,11 +197,14 @@ def offer_again(run: Run, arrivals: Arrivals = "measured") -> Offered:
         (when, Offer(at, request, *_labels(*label)))
         for when, at, request, label in zip(due, intended, requests, labels, strict=True)
     ]
-    if not measured:
-        sends.sort(key=lambda send: send[0])
     known = dict(zip(rows["request_id"], transit_in, strict=True)) if measured else {}
     known = {name: seconds for name, seconds in known.items() if seconds == seconds}
-    return Offered(ReplayLoop(sends), phases, stops, known, mean_in, out, first_out)
+    replay: Loop
+    if rows["turn"].notna().any():
+        replay = _session_replay(rows, sends)
+    else:
+        replay = ReplayLoop(sends if measured else sorted(sends, key=lambda send: send[0]))
+    return Offered(replay, phases, stops, known, mean_in, out, first_out, answers)
 
 
 def requests_of(run: Run) -> tuple[pd.DataFrame, list[Request], dict[str, int]]:
@@ -177,6 +220,36 @@ def requests_of(run: Run) -> tuple[pd.DataFrame, list[Request], dict[str, int]]:
     ended = rows["finish_reason"] == "stop"
     stops = dict(zip(rows["request_id"][ended], rows["output_tokens"][ended].astype(int), strict=True))
     return rows, [_request_of(row, prompts[str(row.request_id)]) for row in rows.itertuples()], stops
+
+
+def answers_of(rows: pd.DataFrame, requests: list[Request]) -> dict[str, list[int]]:
+    """The outputs that can be read from the next turn of the same session, whose prompt begins with prompt and answer."""
+    found = {}
+    for before, after in _turns(rows):
+        prompt, history = requests[before].prompt_token_ids, requests[after].prompt_token_ids
+        end = len(prompt) + int(rows["output_tokens"].iloc[before])
+        if history[: len(prompt)] == prompt and len(history) >= end:
+            found[requests[before].request_id] = history[len(prompt) : end]
+    return found
+
+
+def _turns(rows: pd.DataFrame) -> list[tuple[int, int]]:
+    """Positions of successive turns of a session."""
+    turns = rows.reset_index(drop=True).dropna(subset=["turn"]).sort_values(["session_id", "turn"], kind="stable")
+    sessions = turns["session_id"].tolist()
+    pairs = zip(pairwise(turns.index.tolist()), pairwise(sessions), strict=True)
+    return [positions for positions, (before, after) in pairs if before == after]
+
+
+def _session_replay(rows: pd.DataFrame, sends: list[tuple[float, Offer]]) -> SessionReplay:
+    ends = rows["finished_s"].tolist()
+    then, later = {}, set()
+    for before, after in _turns(rows):
+        sent_s, offer = sends[after]
+        think_s, pause_s = offer.intended_s - ends[before], sent_s - ends[before]
+        then[sends[before][1].request.request_id] = (think_s, pause_s, offer)
+        later.add(after)
+    return SessionReplay([send for position, send in enumerate(sends) if position not in later], then)
 
 
 def _request(name: str, prompt: list[int], output: int, predicted: int | None, priority: int = 0) -> Request:

@@ -7,7 +7,7 @@ faster in ``analysis.simulation.recursions``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +16,13 @@ import simpy
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.runs import Run
+from analysis.simulation.routing import ROUTINGS, Routing, chooser
 from analysis.simulation.stations import Job, Servers, Station, StationSpec
 from analysis.simulation.tables import frame, memory_run
 from engine.recorder import GAUGE
 
 Floats = NDArray[np.float64]
-Routing = Literal["random", "round_robin", "jsq", "power_of_two", "fork_join"]
-ROUTINGS: tuple[Routing, ...] = ("random", "round_robin", "jsq", "power_of_two", "fork_join")
+QueueRouting = Literal[Routing, "fork_join"]
 
 
 def simulate_queue(
@@ -32,7 +32,7 @@ def simulate_queue(
     *,
     priorities: ArrayLike | None = None,
     replicas: int = 1,
-    routing: Routing = "random",
+    routing: QueueRouting = "random",
     seed: int = 0,
     warmup_s: float = 0.0,
 ) -> Run:
@@ -79,7 +79,7 @@ class _Queue:
         urgency: NDArray[np.int_],
         station: StationSpec,
         replicas: int,
-        routing: Routing,
+        routing: QueueRouting,
         rng: np.random.Generator,
     ) -> None:
         self.env = simpy.Environment()
@@ -88,7 +88,8 @@ class _Queue:
         self._capacity = math.inf if station.capacity is None else station.capacity
         self._stations: list[Station] = [station.build(self.env, self._end) for _ in range(replicas)]
         self._forks = routing == "fork_join"
-        self._choose = chooser(routing, self._stations, rng)
+        lines = [_counter(station) for station in self._stations]
+        self._choose = chooser("random" if routing == "fork_join" else routing, lines, rng)
         self._legs_left = np.full(len(times), replicas if self._forks else 1)
         self._begin_s = np.full(len(times), np.nan)
         self._end_s = np.full(len(times), np.nan)
@@ -105,7 +106,7 @@ class _Queue:
                     for station, leg in zip(self._stations, work[index], strict=True):
                         station.arrive(Job(index, leg, urgency[index]))
             else:
-                station = self._choose()
+                station = self._stations[self._choose()]
                 if self._has_room(station):
                     station.arrive(Job(index, work[index], urgency[index]))
             self._read_gauge()
@@ -160,42 +161,14 @@ class _Queue:
         )
 
 
-def chooser(routing: Routing, stations: Sequence[Station], rng: np.random.Generator) -> Callable[[], Station]:
-    """Which station the next job goes to, as a function of the moment."""
-    n = len(stations)
-
-    def present(station: Station) -> int:
-        return station.waiting + station.running
-
-    if n == 1 or routing == "fork_join":
-        return lambda: stations[0]
-    if routing == "random":
-        return lambda: stations[int(rng.integers(n))]
-    if routing == "round_robin":
-        turn = iter(range(1 << 62))
-        return lambda: stations[next(turn) % n]
-    if routing == "power_of_two":
-
-        def emptier_of_two() -> Station:
-            first = int(rng.integers(n))
-            second = (first + 1 + int(rng.integers(n - 1))) % n
-            return min(stations[first], stations[second], key=present)
-
-        return emptier_of_two
-
-    def emptiest() -> Station:
-        counts = [present(station) for station in stations]
-        least = min(counts)
-        ties = [station for station, number in zip(stations, counts, strict=True) if number == least]
-        return ties[0] if len(ties) == 1 else ties[int(rng.integers(len(ties)))]
-
-    return emptiest
+def _counter(station: Station) -> Callable[[], int]:
+    return lambda: station.waiting + station.running
 
 
 def _checked(arrivals: ArrayLike, services: ArrayLike, replicas: int, routing: str) -> tuple[Floats, Floats]:
     times, work = np.asarray(arrivals, dtype=float), np.asarray(services, dtype=float)
-    if routing not in ROUTINGS:
-        raise ValueError(f"routing is {routing!r}; it must be one of {', '.join(ROUTINGS)}")
+    if routing not in (*ROUTINGS, "fork_join"):
+        raise ValueError(f"routing is {routing!r}; it must be one of {', '.join(ROUTINGS)}, fork_join")
     if replicas < 1:
         raise ValueError(f"replicas is {replicas}; there must be at least 1")
     wanted = (len(times), replicas) if routing == "fork_join" else (len(times),)

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs import Run
-from analysis.simulation.engine import END_TOKEN
 from analysis.simulation.facts import EngineFacts
-from analysis.simulation.offers import requests_of
+from analysis.simulation.offers import answers_of, requests_of
+from analysis.simulation.replica import END_TOKEN
 from analysis.simulation.tables import MemoryRecorder
 from engine.core import EngineCore
 from engine.executors.placeholder import PlaceholderTokens
@@ -85,7 +85,7 @@ class _Replay:
         rows, requests, stops = requests_of(run)
         executor = SimulatedExecutor(
             lambda shape: 0.0,
-            PlaceholderTokens(stops, END_TOKEN),
+            PlaceholderTokens(stops, END_TOKEN, answers_of(rows, requests)),
             block_size=facts.block_size,
             num_kv_blocks=facts.num_kv_blocks,
             max_model_len=facts.max_model_len,

@@ -54,6 +54,14 @@ class MemoryRecorder:
         }
 
 
+def summed_gauges(gauges: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One gauge for several engines: at every change in any of them, what all of them hold."""
+    numbers = ["inbox", "waiting", "running"]
+    changes = [gauge.assign(**gauge[numbers].diff().fillna(gauge[numbers]).astype("int32")) for gauge in gauges]
+    together = pd.concat(changes, ignore_index=True).sort_values("t_s", kind="stable", ignore_index=True)
+    return together.assign(**together[numbers].cumsum().astype("int32"))
+
+
 def client_tables(records: Sequence[RequestRecord]) -> dict[str, pd.DataFrame]:
     """``requests`` and ``tokens`` as the client saw them, in the order given."""
     return {

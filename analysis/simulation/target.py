@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.fit.step_time import StepTimeModel
-from analysis.simulation.engine import Pace
+from analysis.simulation.replica import Pace
 from analysis.study import Calibration, open_study
 from engine.build import build_core
 from engine.config import EngineConfig

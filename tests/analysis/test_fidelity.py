@@ -185,19 +185,13 @@ def test_changes_are_read_and_mistakes_named() -> None:
         parse_changes("seats=8")
 
 
-def test_a_round_robin_replica_gets_smoother_arrivals() -> None:
-    def gaps(routing: str) -> np.ndarray:
-        offered = MIX.open_loop(10.0, 4000, 0, 3, replicas=4, routing=routing)
-        times = []
-        while not offered.loop.exhausted:
-            times.append(offered.loop.take().intended_s)
-        return np.diff(times)
-
-    # Poisson thinned at random stays Poisson (cv 1); every fourth arrival leaves Erlang-4 gaps (cv 1/2)
-    for routing, cv in (("random", 1.0), ("round_robin", 0.5)):
-        found = gaps(routing)
-        assert found.mean() == pytest.approx(4 / 10.0, rel=4 * cv / np.sqrt(4000))
-        assert found.std() / found.mean() == pytest.approx(cv, rel=0.08)
+def test_a_feasible_rate_needs_a_routing_that_there_is(study: StudyResults, fitted: Fitted) -> None:
+    with pytest.raises(
+        ValueError, match="routing is 'shortest'; it must be one of random, round_robin, jsq, power_of_two"
+    ):
+        WhatIf.of(study, fitted, draws=1).capacity({"replicas": 2, "routing": "shortest"})
+    with pytest.raises(ValueError, match="replicas is 0"):
+        WhatIf.of(study, fitted, draws=1).capacity({"replicas": 0})
 
 
 def test_the_command_prints_and_saves_a_part(
