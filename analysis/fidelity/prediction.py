@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.fidelity.cells import Cell, Fitted, Floats, error_interval, machine_factor
 from analysis.fit.step_time import StepTimeModel
-from analysis.predictions.simulated import cooldown_of
+from analysis.predictions.simulated import cooldown_of, same_requests
 from analysis.runs import Run
 from analysis.simulation import simulate_engine
 from analysis.summary import latencies
@@ -133,7 +133,7 @@ def _predict(run: Run, model: StepTimeModel, draws: int, seed: int) -> tuple[dic
     ]
     table = pd.DataFrame([statements(each, run.window) for each in _with_facts(run, simulated)])
     means = {str(name): float(value) for name, value in table.mean().items()}
-    if is_saturated(run):  # the same clients, but not the same requests in the same window
+    if not all(same_requests(run, each) for each in simulated):
         return means, np.empty(0)
     e2e = np.mean([latencies(each)["e2e"] for each in simulated], axis=0)
     true = latencies(run)["e2e"]

@@ -31,7 +31,7 @@ DEFAULT_COOLDOWN_S = 60.0
 def simulation(run: Run, model: StepTimeModel | None, speed_change: float | None = None) -> list[Prediction]:
     """Mean TTFT and E2E of the same requests, simulated.
 
-    A closed loop stays one (its clients, lengths and think times); the turns of sessions come at the times they came.
+    A closed loop stays one (its clients, lengths and think times); so do sessions.
 
     Args:
         model: fitted on a grid of the same execution.
@@ -65,6 +65,12 @@ def simulation(run: Run, model: StepTimeModel | None, speed_change: float | None
     return found
 
 
+def same_requests(run: Run, simulated: Run) -> bool:
+    """Whether both measured the same requests in one order; a closed loop and sessions have others."""
+    ids, others = (each.measured.sort_values("intended_s", kind="stable")["request_id"] for each in (run, simulated))
+    return ids.tolist() == others.tolist()
+
+
 def cooldown_of(run: Run) -> float:
     """How long the run waited for its last measured requests (s)."""
     stated = ((run.meta.get("spec") or {}).get("cooldown") or {}).get("seconds")
@@ -84,12 +90,12 @@ def _draw(run: Run, model: StepTimeModel, doubt: float, e2e: Array) -> tuple[dic
         about = simulated.meta["simulation"]
         outside.append(about["extrapolated_steps"] / max(1, about["steps"]))
         durations = latencies(simulated)
-        paths.append(durations["e2e"])
+        if same_requests(run, simulated):
+            paths.append(durations["e2e"])
         for _, _, key in QUANTITIES:
             means[key].append(float(np.mean(durations[key])))
     scatter = math.nan
-    # A closed loop's requests come at other times, so that others are measured.
-    if all(path.size == e2e.size for path in paths):
+    if len(paths) == DRAWS:
         with np.errstate(invalid="ignore"):
             scatter = float(np.median(np.abs(np.mean(paths, axis=0) - e2e) / e2e))
     return {key: np.array(values) for key, values in means.items()}, float(np.mean(outside)), scatter
