@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "attention_amx.h"
 #include "gemm.h"
+#include "int16.h"
 #include "int8.h"
 #include "ops.h"
 #include "step.h"
@@ -29,6 +30,7 @@ public:
           query_size_(shape.heads * shape.head_dim),
           kv_size_(shape.kv_heads * shape.head_dim),
           group_(shape.heads / shape.kv_heads),
+          widest_(std::max({shape.hidden, query_size_, shape.intermediate})),
           tile_size_(2 * static_cast<size_t>(kTile) * shape.head_dim),
           head_stride_(shape.block_size / kTile * tile_size_),
           block_stride_(shape.kv_heads * head_stride_),
@@ -36,13 +38,15 @@ public:
           layers_(shape.layers),
           cache_(shape.layers * static_cast<size_t>(shape.num_blocks) * block_stride_),
           next_item_(shape.layers),
+          next_claim_(kProducts * static_cast<size_t>(shape.layers) + 1),
           team_(shape.threads) {
         Arena counting(nullptr);
         place(counting);
         weights_ = Buffer<char>(counting.used());
         Arena arena(weights_.get());
         place(arena);
-        for (int t = 0; t < shape.threads; ++t) scratch_.emplace_back(score_stride_);
+        for (int t = 0; t < shape.threads; ++t)
+            scratch_.push_back({AttentionScratch(score_stride_), Buffer<int32_t>(kWidens ? padded<T>(widest_) / 2 * kLanes : 0), 0});
     }
 
     void set(int32_t weight, int32_t index, const void* data) override {
@@ -90,8 +94,10 @@ private:
         Matrix<T> qkv, out, gate_up, down;
     };
     using Embedding = typename Types<T>::Embedding;
-    static constexpr bool kQuantized = std::is_same<T, int8>::value;
-    static constexpr int kDigits = kQuantized ? 2 : 1;  // rows of a matrix product that one row of activations is
+    static constexpr int kDigits = Types<T>::kDigits;
+    // Whether rows are made ready for each matrix (make_ready).
+    static constexpr bool kWidens = std::is_same<Activation<T>, int16>::value;
+    static constexpr bool kMadeReady = !std::is_same<Staged<T>, Activation<T>>::value;
     static constexpr int kLanes = Panel<T>::kLanes, kHalf = kLanes / 2;
     // Tiles of AMX take bf16 keys and values of 32 features at a time.
     static constexpr bool kTileAttention = Panel<T>::kAmx && std::is_same<K, bf16>::value;
@@ -101,11 +107,20 @@ private:
                [&](int n) { return n / kHalf * kLanes + first_lane + n % kHalf; });
     }
 
+    // A thread's own.
+    struct Scratch {
+        AttentionScratch attention;
+        Buffer<int32_t> widened;  // a panel: see int16.h
+        int products;             // matrices multiplied so far in this step
+    };
+
     // Consecutive rows of one sequence, attended together; results go to rows `out` and on.
     struct AttentionItem {
         int seq, row, rows, out;
     };
     static constexpr int kItemRows = 16;
+    static constexpr int kProducts = 4;  // matrices of a layer
+    static constexpr int kClaims = 8;    // that the panels of a matrix are cut into for every thread but the first
 
     // Gives every weight its place, in the order in which a step reads them.
     void place(Arena& arena) {
@@ -138,9 +153,8 @@ private:
         if (attends_with_tiles()) queries_.grow(rows * query_size_);
         attended_.grow(rows * padded<T>(query_size_));
         hidden_.grow(rows * padded<T>(shape_.intermediate));
-        if (kQuantized) {
-            const int widest = std::max({shape_.hidden, query_size_, shape_.intermediate});
-            quantized_.grow(kDigits * rows * padded<T>(widest));
+        if (kMadeReady) {
+            ready_.grow(kDigits * rows * padded<T>(widest_));
             row_scales_.grow(rows);
         }
     }
@@ -158,6 +172,7 @@ private:
                 last_items_.push_back({s, in.logit_rows[logit], 1, logit});
         }
         for (auto& next : next_item_) next.store(0, std::memory_order_relaxed);
+        for (auto& next : next_claim_) next.store(0, std::memory_order_relaxed);
     }
 
     using Clock = std::chrono::steady_clock;
@@ -172,12 +187,13 @@ private:
     }
 
     void run(const StepInput& in, int thread) {
+        scratch_[thread].products = 0;
         embed(in, thread);
         end(kEmbedPhase, thread);
         for (int i = 0; i < shape_.layers; ++i) {
             const Layer& layer = layers_[i];
             const bool last = i + 1 == shape_.layers;
-            norm(residual_.get(), layer.input_norm, in.tokens, thread);
+            norm(residual_.get(), layer.input_norm, in.tokens, layer.qkv, thread);
             end(kNormPhase, thread);
             const int width = query_size_ + 2 * kv_size_;
             multiply(layer.qkv, normed_rows(), in.tokens, thread, sums(qkv_.get(), width, Write::kSet));
@@ -189,7 +205,7 @@ private:
             end(kAttentionPhase, thread);
             feed_forward(layer, last ? last_.get() : residual_.get(), last ? in.logits : in.tokens, thread);
         }
-        norm(last_.get(), final_norm_, in.logits, thread);
+        norm(last_.get(), final_norm_, in.logits, lm_head_, thread);
         end(kNormPhase, thread);
         multiply(lm_head_, normed_rows(), in.logits, thread, sums(in.out, shape_.vocab, Write::kSet));
         end(kHeadPhase, thread);
@@ -198,13 +214,13 @@ private:
     // Attention's output projection and the gated MLP, both added to the residual stream.
     void feed_forward(const Layer& layer, float* residual, int rows, int thread) {
         const int hidden = shape_.hidden, inner = shape_.intermediate;
-        multiply(layer.out, ready(attended_, query_size_, rows, thread), rows, thread, sums(residual, hidden, Write::kAdd));
+        multiply(layer.out, ready(attended_, query_size_, rows, layer.out, thread), rows, thread, sums(residual, hidden, Write::kAdd));
         end(kOutPhase, thread);
-        norm(residual, layer.post_norm, rows, thread);
+        norm(residual, layer.post_norm, rows, layer.gate_up, thread);
         end(kNormPhase, thread);
         multiply(layer.gate_up, normed_rows(), rows, thread, StoreGated<T>{hidden_.get(), padded<T>(inner), inner});
         end(kGateUpPhase, thread);
-        multiply(layer.down, ready(hidden_, inner, rows, thread), rows, thread, sums(residual, hidden, Write::kAdd));
+        multiply(layer.down, ready(hidden_, inner, rows, layer.down, thread), rows, thread, sums(residual, hidden, Write::kAdd));
         end(kDownPhase, thread);
     }
 
@@ -212,41 +228,52 @@ private:
         return {y, static_cast<size_t>(outputs), outputs, write};
     }
 
-    // The thread's own panels of `m`; rows of x are padded to m.inputs.
+    // Rows of x are padded to m.inputs. Panels are claimed a few at a time, so that a thread whose core is slower, or lent to
+    // somebody else, does less; who computes one does not change its result.
     template <class Sink>
-    void multiply(const Matrix<T>& m, const Inputs<T>& x, int rows, int thread, const Sink& sink) const {
+    void multiply(const Matrix<T>& m, const Inputs<T>& x, int rows, int thread, const Sink& sink) {
         if (rows == 0) return;
-        const Range panels = part(m.panels(), team_.size(), thread);
-#if defined(LAB_AMX)
-        if constexpr (Panel<T>::kAmx) return multiply_with_tiles(m, panels, x, kDigits * rows, sink);
-#endif
-        multiply_with_vectors(m, panels, x, kDigits * rows, sink);
+        const int claims = std::min(kClaims * (team_.size() - 1) + 1, m.panels());
+        std::atomic<int>& next = next_claim_[scratch_[thread].products++];
+        for (int claim; (claim = next.fetch_add(1, std::memory_order_relaxed)) < claims;)
+            multiply_panels(m, part(m.panels(), claims, claim), x, rows, thread, sink);
     }
 
-    // Rows of `width` values as a matrix takes them: as they are, or as int8, which needs all of a row at once.
-    Inputs<T> ready(const Buffer<Staged<T>>& rows, int width, int count, int thread) {
-        if constexpr (kQuantized) {
+    template <class Sink>
+    void multiply_panels(const Matrix<T>& m, Range panels, const Inputs<T>& x, int rows, int thread, const Sink& sink) {
+#if defined(LAB_AMX)
+        if constexpr (Panel<T>::kAmx)
+            multiply_with_tiles(m, panels, x, kDigits * rows, sink);
+        else
+#endif
+            multiply_with_vectors(m, panels, x, kDigits * rows, scratch_[thread].widened.get(), sink);
+    }
+
+    // Rows of `width` values as `m` takes them: as they are, or made ready, which needs all of a row at once.
+    Inputs<T> ready(const Buffer<Staged<T>>& rows, int width, int count, const Matrix<T>& m, int thread) {
+        if constexpr (kMadeReady) {
             const Range range = rows_of(count, thread);
             for (int row = range.begin; row < range.end; ++row)
-                quantize_row(rows.get() + row * padded<T>(width), width, row);
+                make_row_ready(rows.get() + row * padded<T>(width), width, row, m);
             team_.barrier();
-            return {quantized_.get(), row_scales_.get()};
+            return {ready_.get(), row_scales_.get()};
         } else {
             return {rows.get(), nullptr};
         }
     }
     // norm() has made its rows ready already.
     Inputs<T> normed_rows() const {
-        if constexpr (kQuantized)
-            return {quantized_.get(), row_scales_.get()};
+        if constexpr (kMadeReady)
+            return {ready_.get(), row_scales_.get()};
         else
             return {normed_.get(), nullptr};
     }
-    void quantize_row(const float* row, int width, int index) {
+    void make_row_ready(const float* row, int width, int index, const Matrix<T>& m) {
         const size_t length = padded<T>(width);
-        int8 *high = quantized_.get() + 2 * index * length, *low = high + length;
-        row_scales_.get()[index] = quantize_in_two(row, width, high, low);
-        for (int8* digits : {high, low}) std::memset(static_cast<void*>(digits + width), 0, length - width);
+        Activation<T>* digits = ready_.get() + kDigits * index * length;
+        row_scales_.get()[index] = make_ready(row, width, m, digits);
+        for (int d = 0; d < kDigits; ++d)
+            std::memset(static_cast<void*>(digits + d * length + width), 0, (length - width) * sizeof *digits);
     }
 
     Range rows_of(int rows, int thread) const { return part(rows, team_.size(), thread); }
@@ -260,13 +287,15 @@ private:
         }
     }
 
-    void norm(const float* x, const float* weight, int rows, int thread) {
+    // Rows for `m`.
+    void norm(const float* x, const float* weight, int rows, const Matrix<T>& m, int thread) {
         const Range range = rows_of(rows, thread);
         for (int row = range.begin; row < range.end; ++row) {
             const size_t at = row;
             rms_norm(x + at * shape_.hidden, weight, shape_.hidden, shape_.eps,
                      normed_.get() + at * padded<T>(shape_.hidden));
-            if constexpr (kQuantized) quantize_row(normed_.get() + at * padded<T>(shape_.hidden), shape_.hidden, row);
+            if constexpr (kMadeReady) make_row_ready(normed_.get() + at * padded<T>(shape_.hidden), shape_.hidden, row, m);
+            (void)m;
         }
     }
 
@@ -361,7 +390,7 @@ private:
                     out[r] = attended_row(item.out + row) + h * d;
                     visible[r] = in.positions[item.row + row] + 1;
                 }
-                attend<K, Staged<T>, n>(cache, query, visible, scratch_[thread].scores.get(), score_stride_, out);
+                attend<K, Staged<T>, n>(cache, query, visible, scratch_[thread].attention.scores.get(), score_stride_, out);
             });
         }
     }
@@ -386,7 +415,7 @@ private:
                     out[r] = attended_row(item.out + row) + h * d;
                     visible[r] = in.positions[item.row + row] + 1;
                 }
-                attend_with_tiles(cache, queries_.get() + (first + begin) * d, rows, visible, scratch_[thread], ahead, out);
+                attend_with_tiles(cache, queries_.get() + (first + begin) * d, rows, visible, scratch_[thread].attention, ahead, out);
             }
         }
 #endif
@@ -406,7 +435,7 @@ private:
     K* layer_cache(int index) { return cache_.get() + index * static_cast<size_t>(shape_.num_blocks) * block_stride_; }
 
     const Shape shape_;
-    const int query_size_, kv_size_, group_;
+    const int query_size_, kv_size_, group_, widest_;
     const size_t tile_size_, head_stride_, block_stride_, score_stride_;
     std::vector<Layer> layers_;
     Embedding* embedding_ = nullptr;
@@ -417,11 +446,12 @@ private:
     Buffer<float> residual_, last_, qkv_;
     Buffer<Staged<T>> normed_, attended_, hidden_;
     Buffer<bf16> queries_;
-    Buffer<int8> quantized_;
+    Buffer<Activation<T>> ready_;
     Buffer<float> row_scales_;
-    std::vector<AttentionScratch> scratch_;  // one a thread
+    std::vector<Scratch> scratch_;  // one a thread
     std::vector<AttentionItem> all_items_, last_items_;
-    std::vector<std::atomic<int>> next_item_;  // one a layer
+    std::vector<std::atomic<int>> next_item_;   // one a layer
+    std::vector<std::atomic<int>> next_claim_;  // one a matrix
     double phase_seconds_[kPhases] = {};
     Clock::time_point lap_;
     Team team_;

@@ -6,7 +6,7 @@
 namespace lab {
 
 // Rows whose inputs stay in the second-level cache while all panels pass by.
-constexpr int kRowBlock = 30;
+constexpr int kRowBlock = 48;
 
 // Tile `turn` of the `turns` that go through these panels; each asks for its share of the panels that come next.
 template <class T, int Rows, int Panels, class Sink>
@@ -42,7 +42,7 @@ __attribute__((noinline)) void multiply_tile(const Matrix<T>& m, int panel, int 
 
 // sink(Σ_k x[r][k] · m[c][k]) for every row and the outputs of `panels`.
 template <class T, class Sink>
-void multiply_with_vectors(const Matrix<T>& m, Range panels, const Inputs<T>& in, int rows, const Sink& sink) {
+void multiply_with_vectors(const Matrix<T>& m, Range panels, const Inputs<T>& in, int rows, int32_t*, const Sink& sink) {
     const Activation<T>* x = in.x;
     constexpr int kLanes = Panel<T>::kLanes;
     for (int block = 0; block < rows; block += kRowBlock) {

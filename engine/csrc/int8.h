@@ -1,13 +1,15 @@
-// Activations times int8 weights in vectors: products are added up in whole numbers, so their order is of no matter.
+// Activations in two int8 digits times int8 weights with VNNI: products are added up in whole numbers, so their order is
+// of no matter.
 #pragma once
 
 #include "matrix.h"
+
+#if defined(LAB_VNNI)
 
 namespace lab {
 
 // sum[lane] += Σ_j x[j] · w[lane][j] over the four inputs of a lane. VNNI wants one side unsigned: it gets x + 128, and
 // 128 times the lane's total is taken off at the end.
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
 constexpr int32_t kShift = 128;
 inline IntVec broadcast_quad(const int8* x) {
     uint32_t quad;
@@ -18,21 +20,6 @@ inline IntVec add_quads(IntVec sum, IntVec weights, IntVec x) {
     return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
                                                         reinterpret_cast<__m512i>(weights)));
 }
-#else
-constexpr int32_t kShift = 0;
-inline IntVec broadcast_quad(const int8* x) {
-    int32_t quad;
-    std::memcpy(&quad, x, sizeof quad);
-    return IntVec{} + quad;
-}
-inline IntVec byte_of(IntVec quads, int j) {
-    return reinterpret_cast<IntVec>(reinterpret_cast<UintVec>(quads) << (24 - 8 * j)) >> 24;
-}
-inline IntVec add_quads(IntVec sum, IntVec weights, IntVec x) {
-    for (int j = 0; j < 4; ++j) sum += byte_of(weights, j) * byte_of(x, j);
-    return sum;
-}
-#endif
 
 template <int Rows, class Sink>
 __attribute__((noinline)) void multiply_int8_tile(const Matrix<int8>& m, int panel, const Inputs<int8>& in, int row,
@@ -60,7 +47,7 @@ __attribute__((noinline)) void multiply_int8_tile(const Matrix<int8>& m, int pan
 }
 
 template <class Sink>
-void multiply_with_vectors(const Matrix<int8>& m, Range panels, const Inputs<int8>& in, int rows, const Sink& sink) {
+void multiply_with_vectors(const Matrix<int8>& m, Range panels, const Inputs<int8>& in, int rows, int32_t*, const Sink& sink) {
     constexpr int kMaxPairs = kMaxRows / 2;  // both digits of a row go into one tile
     const int pairs = rows / 2, tiles = (pairs + kMaxPairs - 1) / kMaxPairs;
     for (int i = panels.begin; i < panels.end; ++i)
@@ -75,3 +62,4 @@ void multiply_with_vectors(const Matrix<int8>& m, Range panels, const Inputs<int
 }
 
 }  // namespace lab
+#endif

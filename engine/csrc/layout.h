@@ -23,6 +23,11 @@
 //
 //     | w[0][k] w[0][k+1] w[0][k+2] w[0][k+3] | w[1][k] ... |
 //
+// Without VNNI they are widened to pairs of int16 and multiplied with int16 activations. Inputs k and k+1 then are the even
+// bytes of a lane, k+2 and k+3 the odd ones, so that two shifts and one give both pairs:
+//
+//     | w[0][k] w[0][k+2] w[0][k+1] w[0][k+3] | w[1][k] ... |
+//
 // GATE AND UP of the MLP are one matrix: the first half of a panel's lanes are outputs of gate, the second half the same
 // outputs of up, so that whoever computes a panel can finish silu(gate) * up.
 //
@@ -41,11 +46,18 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && !defined(LAB_NO_AMX)
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#define LAB_VNNI 1
+#endif
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(LAB_VNNI) && !defined(LAB_NO_AMX)
 #define LAB_AMX 1
 #endif
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
+#if defined(LAB_AMX_HEADER)  // the tile instructions as functions, to test that path on any processor
+#define LAB_AMX 1
+#include LAB_AMX_HEADER
 #endif
 
 namespace lab {
@@ -86,10 +98,15 @@ struct bf16 {
 struct int8 {
     int8_t value;
 };
+struct int16 {
+    int16_t value;
+};
 
 // What goes with weights of type T. Activation: what a matrix is multiplied with; fp32, or bf16 where the processor
-// multiplies pairs of bf16. Staged: what attention and the MLP leave for the next matrix. Source: what a matrix is packed
-// from. Sum: of products.
+// multiplies pairs of bf16. Staged: what norms, attention and the MLP leave for the next matrix; where that is another type,
+// rows are made ready in between. Source: what a matrix is packed from. Sum: of products. kDigits: rows of activations that
+// stand for one: tiles of AMX are never short of multiplications while few rows wait for many weights, so two bf16, or two
+// int8, keep nearly all of an fp32.
 // LAB_BF16_ACTIVATIONS takes bf16 activations without that instruction, so that the path can be tested anywhere.
 template <class T>
 struct Types {
@@ -102,10 +119,28 @@ struct Types {
     using Source = T;
     using Embedding = T;
     using Sum = float;
+    static constexpr int kDigits = 1;
 };
+#if defined(LAB_AMX)
+template <>
+struct Types<bf16> {
+    using Activation = bf16;
+    using Staged = float;
+    using Source = bf16;
+    using Embedding = bf16;
+    using Sum = float;
+    static constexpr int kDigits = 2;
+};
+#endif
 template <>
 struct Types<int8> {
+#if defined(LAB_VNNI) || defined(LAB_AMX)
     using Activation = int8;
+    static constexpr int kDigits = 2;
+#else
+    using Activation = int16;
+    static constexpr int kDigits = 1;
+#endif
     using Staged = float;
     using Source = float;
     using Embedding = bf16;
@@ -173,6 +208,14 @@ inline void store(bf16* p, Vec v) {
 #endif
 }
 
+// kWidth bf16 as fp32.
+inline Vec load(const bf16* p) {
+    typedef uint16_t Bits __attribute__((vector_size(kWidth * 2)));
+    Bits bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return reinterpret_cast<Vec>(__builtin_convertvector(bits, UintVec) << 16);
+}
+
 // One half (0: input k, 1: input k + 1) of kWidth lanes of a pair row with `Lanes` lanes, from lane `lane` on.
 template <int Lanes, int Half>
 inline Vec load_half(const bf16* row, int lane) {
@@ -191,7 +234,12 @@ inline size_t pair_index(const bf16*, int lanes, size_t k, int lane) {
 inline size_t pair_index(const float*, int lanes, size_t k, int lane) { return k * lanes + lane; }
 
 inline size_t pair_index(const int8*, int lanes, size_t k, int lane) {
-    return (k / 4) * 4 * lanes + 4 * static_cast<size_t>(lane) + k % 4;
+#if defined(LAB_VNNI) || defined(LAB_AMX)
+    constexpr size_t kByte[] = {0, 1, 2, 3};
+#else
+    constexpr size_t kByte[] = {0, 2, 1, 3};
+#endif
+    return (k / 4) * 4 * lanes + 4 * static_cast<size_t>(lane) + kByte[k % 4];
 }
 
 inline size_t pair_rows(size_t inputs) { return (inputs + 1) / 2; }

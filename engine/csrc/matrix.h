@@ -1,6 +1,7 @@
 // Matrices packed into panels (layout.h), and what is done with the outputs of a few rows and panels once they are known.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "arena.h"
@@ -15,8 +16,8 @@ constexpr size_t padded(size_t inputs) {
     return (inputs + Panel<T>::kStep - 1) / Panel<T>::kStep * Panel<T>::kStep;
 }
 
-// Rows that a matrix of T is multiplied with. Of int8, each row is two, its high and its low digits, and `scales` has what
-// the row is to be multiplied by.
+// Rows that a matrix of T is multiplied with; with two digits each row is two, its high and its low one. Of int8, `scales`
+// has what the row is to be multiplied by.
 template <class T>
 struct Inputs {
     const Activation<T>* x;
@@ -31,11 +32,18 @@ struct Matrix {
     T* data = nullptr;
     float* scales = nullptr;    // int8: of each lane
     int32_t* totals = nullptr;  // int8: sum of each lane's weights
+    int32_t* reach = nullptr;   // int8: largest sum of a lane's |weights|
 
     int panels() const { return (outputs + kLanes - 1) / kLanes; }
     size_t column_size() const { return round_up(inputs, kGroup) * kColumn; }
     size_t panel_size() const { return column_size() * (kLanes / kColumn); }
     const T* panel(int i) const { return data + i * panel_size(); }
+
+    // int8: largest activation whose sums are sure to fit 32 bits.
+    float levels() const {
+        const int32_t fits = *reach > 0 ? std::numeric_limits<int32_t>::max() / *reach : 32767;
+        return static_cast<float>(fits < 32767 ? fits : 32767);
+    }
 
     void place(Arena& arena, int outputs_, int inputs_) {
         outputs = outputs_;
@@ -43,6 +51,7 @@ struct Matrix {
         if (kScaled) {
             scales = arena.take<float>(panels() * kLanes);
             totals = arena.take<int32_t>(panels() * kLanes);
+            reach = arena.take<int32_t>(1);
         }
         data = arena.take<T>(panels() * panel_size());
     }
@@ -57,8 +66,13 @@ struct Matrix {
             const auto* row = rows + static_cast<size_t>(n) * length;
             if constexpr (kScaled) {
                 scales[to] = quantize(row, length, narrow.data());
-                totals[to] = 0;
-                for (const int8& weight : narrow) totals[to] += weight.value;
+                int32_t total = 0, size = 0;
+                for (const int8& weight : narrow) {
+                    total += weight.value;
+                    size += weight.value < 0 ? -weight.value : weight.value;
+                }
+                totals[to] = total;
+                if (size > *reach) *reach = size;
                 row_into(column, narrow.data(), length, to);
             } else {
                 row_into(column, row, length, to);
@@ -127,26 +141,41 @@ struct StoreGated {
     }
 };
 
-// Hands sums [rows x stride] of `panels` panels to the sink. Of int8, two rows are the two digits of one.
-template <class Sink>
-inline void deliver(const Matrix<int8>& m, const float* row_scales, int row, int rows, int panel, int panels,
-                    const int32_t* sums, int stride, const Sink& sink) {
-    alignas(64) float scaled[16 * 64];
-    const float* lane_scales = m.scales + panel * Panel<int8>::kLanes;
-    for (int r = 0; r < rows / 2; ++r) {
-        const int32_t *high = sums + 2 * r * stride, *low = high + stride;
-        for (int i = 0; i < stride; i += kWidth) {
-            const Vec sum = __builtin_convertvector(load(high + i), Vec) +
-                            __builtin_convertvector(load(low + i), Vec) * (1.0f / 254.0f);
-            store(scaled + r * stride + i, sum * (row_scales[row / 2 + r] * load(lane_scales + i)));
-        }
-    }
-    sink(row / 2, rows / 2, panel, panels, scaled, stride);
+// Makes a row of staged values ready for `m`, padding included: its digits, one after another. Returns the row's scale.
+inline float make_ready(const float* row, int width, const Matrix<int8>& m, Activation<int8>* out) {
+#if defined(LAB_VNNI) || defined(LAB_AMX)
+    return quantize_in_two(row, width, out, out + m.inputs);
+#else
+    return quantize(row, width, m.levels(), out);
+#endif
 }
-template <class T, class Sink>
-inline void deliver(const Matrix<T>&, const float*, int row, int rows, int panel, int panels, const float* sums, int stride,
-                    const Sink& sink) {
-    sink(row, rows, panel, panels, sums, stride);
+inline float make_ready(const float* row, int width, const Matrix<bf16>& m, bf16* out) {
+    split_in_two(row, width, out, out + m.inputs);
+    return 1;
+}
+
+// Hands sums [rows x stride] of `panels` panels to the sink. With two digits, each pair of rows is one.
+template <class T, class S, class Sink>
+inline void deliver(const Matrix<T>& m, const float* row_scales, int row, int rows, int panel, int panels, const S* sums,
+                    int stride, const Sink& sink) {
+    constexpr int kDigits = Types<T>::kDigits;
+    constexpr bool kScaled = Matrix<T>::kScaled;
+    if constexpr (kDigits == 1 && !kScaled) {
+        (void)m, (void)row_scales;
+        sink(row, rows, panel, panels, sums, stride);
+    } else {
+        alignas(64) float whole[16 * 64];
+        const float* lane_scales = m.scales + (kScaled ? panel * Panel<T>::kLanes : 0);
+        for (int r = 0; r < rows / kDigits; ++r)
+            for (int i = 0; i < stride; i += kWidth) {
+                const auto digit = [&](int d) { return as_floats(load(sums + (kDigits * r + d) * stride + i)); };
+                Vec sum = digit(0);
+                if (kDigits == 2) sum += digit(1) * (kScaled ? 1.0f / 254.0f : 1.0f);
+                if (kScaled) sum *= row_scales[row / kDigits + r] * load(lane_scales + i);
+                store(whole + r * stride + i, sum);
+            }
+        sink(row / kDigits, rows / kDigits, panel, panels, whole, stride);
+    }
 }
 
 }  // namespace lab

@@ -9,6 +9,8 @@
 namespace lab {
 
 inline Vec splat(float s) { return Vec{} + s; }
+inline Vec as_floats(Vec v) { return v; }
+inline Vec as_floats(IntVec v) { return __builtin_convertvector(v, Vec); }
 inline Vec select(IntVec mask, Vec yes, Vec no) {
     return reinterpret_cast<Vec>((mask & reinterpret_cast<IntVec>(yes)) | (~mask & reinterpret_cast<IntVec>(no)));
 }
@@ -57,8 +59,9 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, X* o
     for (int i = whole; i < n; ++i) narrow(x[i] * scale * weight[i], out + i);
 }
 
-// The factor of whole numbers -127 .. 127 that reach the largest of `x`: max |x| / 127. NaN for a row with a NaN or infinity.
-inline float quantization_step(const float* x, int n) {
+// The factor of whole numbers up to `levels` that reach the largest of `x`: max |x| / levels. NaN for a row with a NaN or
+// infinity.
+inline float quantization_step(const float* x, int n, float levels) {
     const int whole = n / kWidth * kWidth;
     Vec top{}, poison{};
     for (int i = 0; i < whole; i += kWidth) {
@@ -72,15 +75,29 @@ inline float quantization_step(const float* x, int n) {
         max = std::fabs(x[i]) > max ? std::fabs(x[i]) : max;
         bad += x[i] * 0.0f;
     }
-    return max / 127.0f + bad;
+    return max / levels + bad;
 }
 
 constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it and taking it off rounds to an integer
 
 // out = round(x / step); returns the step.
 inline float quantize(const float* x, int n, int8* out) {
-    const float step = quantization_step(x, n), inverse = step > 0 ? 1.0f / step : 0.0f;
+    const float step = quantization_step(x, n, 127), inverse = step > 0 ? 1.0f / step : 0.0f;
     for (int i = 0; i < n; ++i) out[i].value = static_cast<int8_t>((x[i] * inverse + kRound) - kRound);
+    return step;
+}
+
+// The same in whole numbers up to `levels`.
+inline float quantize(const float* x, int n, float levels, int16* out) {
+    typedef int16_t Halves __attribute__((vector_size(kWidth * 2)));
+    const float step = quantization_step(x, n, levels), inverse = step > 0 ? 1.0f / step : 0.0f;
+    const int whole = n / kWidth * kWidth;
+    for (int i = 0; i < whole; i += kWidth) {
+        const Vec rounded = (load(x + i) * inverse + kRound) - kRound;
+        const Halves values = __builtin_convertvector(__builtin_convertvector(rounded, IntVec), Halves);
+        std::memcpy(static_cast<void*>(out + i), &values, sizeof values);
+    }
+    for (int i = whole; i < n; ++i) out[i].value = static_cast<int16_t>((x[i] * inverse + kRound) - kRound);
     return step;
 }
 
@@ -88,7 +105,7 @@ inline float quantize(const float* x, int n, int8* out) {
 // `high` and `low` get n values each; returns the step.
 inline float quantize_in_two(const float* x, int n, int8* high, int8* low) {
     typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-    const float step = quantization_step(x, n), inverse = step > 0 ? 1.0f / step : 0.0f;
+    const float step = quantization_step(x, n, 127), inverse = step > 0 ? 1.0f / step : 0.0f;
     const int whole = n / kWidth * kWidth;
     for (int i = 0; i < whole; i += kWidth) {
         const Vec scaled = load(x + i) * inverse, first = (scaled + kRound) - kRound;
@@ -104,6 +121,19 @@ inline float quantize_in_two(const float* x, int n, int8* high, int8* low) {
         low[i].value = static_cast<int8_t>(((scaled - first) * 254.0f + kRound) - kRound);
     }
     return step;
+}
+
+// x = high + low but for 2^-16 of it, both bf16.
+inline void split_in_two(const float* x, int n, bf16* high, bf16* low) {
+    const int whole = n / kWidth * kWidth;
+    for (int i = 0; i < whole; i += kWidth) {
+        store(high + i, load(x + i));
+        store(low + i, load(x + i) - load(high + i));
+    }
+    for (int i = whole; i < n; ++i) {
+        narrow(x[i], high + i);
+        narrow(x[i] - widen(high[i]), low + i);
+    }
 }
 
 // Rotates (x[i], x[i + d/2]) by the angle of feature i: Hugging Face's half-split order.

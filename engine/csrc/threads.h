@@ -1,17 +1,24 @@
 // A team of threads made once. A step is one parallel region; its phases are separated by a barrier.
 //
-// Waiting threads spin briefly, then yield: a pure spin would stall the whole step for a scheduler tick whenever
-// anything else wants a core. Between steps they sleep. A team of one has no barrier at all.
+// Waiting threads spin briefly, then sleep: a core that falls idle takes over the thread that others wait for, if something
+// else has its core. A pure spin would stall the whole step meanwhile. Between steps they sleep too. A team of one has no
+// barrier at all.
 #pragma once
 
 #include <sched.h>
 
 #include <atomic>
+#include <climits>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace lab {
 
@@ -23,15 +30,21 @@ inline void pause_briefly() {
 #endif
 }
 
-template <class Done>
-inline void spin_then_yield(Done done) {
-    constexpr int kSpins = 2000;  // about 30 µs, the length of a short phase
-    for (int i = 0; !done(); ++i) {
-        if (i < kSpins)
-            pause_briefly();
-        else
-            sched_yield();
-    }
+// Sleeps while `word` is `value`; may wake up early. Where there is no futex it only lets others run.
+inline void sleep_while(std::atomic<unsigned>& word, unsigned value) {
+#if defined(__linux__)
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+#else
+    (void)word, (void)value;
+    sched_yield();
+#endif
+}
+inline void wake_sleepers(std::atomic<unsigned>& word) {
+#if defined(__linux__)
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+#else
+    (void)word;
+#endif
 }
 
 class Team {
@@ -67,10 +80,18 @@ public:
         const unsigned round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
+            round_.store(round + 1);
+            if (sleepers_.load() > 0) wake_sleepers(round_);
             return;
         }
-        spin_then_yield([&] { return round_.load(std::memory_order_acquire) != round; });
+        constexpr int kSpins = 2000;  // about 30 µs, the length of a short phase
+        for (int i = 0; i < kSpins; ++i) {
+            if (round_.load(std::memory_order_acquire) != round) return;
+            pause_briefly();
+        }
+        sleepers_.fetch_add(1);
+        while (round_.load() == round) sleep_while(round_, round);
+        sleepers_.fetch_sub(1);
     }
 
 private:
@@ -97,6 +118,7 @@ private:
     const std::function<void(int)>* job_ = nullptr;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> round_{0};
+    std::atomic<int> sleepers_{0};
 };
 
 }  // namespace lab

@@ -72,15 +72,18 @@ def test_logits_equal_transformers_in_float32(tiny: Tiny, kind: str, chunk: int)
 def test_bfloat16_weights_round_the_weights_and_nothing_else(tiny: Tiny, kind: str) -> None:
     """With an fp32 cache, transformers in fp32 with the same rounded matrices gives the same logits.
 
-    On the vector path: instructions that multiply bf16 round the activations too.
+    On the vector path: AVX-512 BF16 rounds the activations too.
     """
-    checkpoint = tiny(kind)[1]
+    check_only_weights_are_rounded(tiny(kind)[1], "vector")
+
+
+def check_only_weights_are_rounded(checkpoint: Checkpoint, instructions: str | None) -> None:
     rounded = {
         name: tensor.bfloat16().float() if tensor.dim() == 2 else tensor for name, tensor in checkpoint.tensors.items()
     }
     reference = ModelRunner(replace(checkpoint, tensors=rounded), num_kv_blocks=8, block_size=16, max_model_len=128)
     runner = NativeRunner(
-        checkpoint, num_kv_blocks=8, max_model_len=128, dtype="bfloat16", kv_dtype="float32", instructions="vector"
+        checkpoint, num_kv_blocks=8, max_model_len=128, dtype="bfloat16", kv_dtype="float32", instructions=instructions
     )
     (prompt,) = prompts((33,))
     results = []
@@ -349,16 +352,44 @@ def test_bf16_activations_cost_little_and_keep_the_bitwise_promise(tiny: Tiny, m
         assert (logits - expected).abs().mean() < 0.03 * expected.std()
 
 
+EMULATED_AMX = (f'-DLAB_AMX_HEADER="{Path(__file__).with_name("amx_emulated.h")}"',)
+
+
+@pytest.fixture
+def emulated_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path for AMX with its instructions as plain functions, so that it is computed on any processor."""
+    monkeypatch.setattr(
+        native, "build_library", lambda *types, instructions: build.build_library(*types, EMULATED_AMX, "vector")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated_amx")
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_amx_keeps_the_bitwise_promise(quantization: str) -> None:
+    check_bitwise("bfloat16", 2, None, quantization=quantization)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated_amx")
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_amx_rounds_the_weights_and_nothing_else(tiny: Tiny, kind: str) -> None:
+    """Activations are two bf16 each. The fp32 cache keeps attention out of the tiles, where queries have one."""
+    check_only_weights_are_rounded(tiny(kind)[1], None)
+
+
 SANITIZED = """
 import numpy as np
 from tests.engine.test_native import random_checkpoint, prompts
 from tests.engine.model_driver import Driver
 from engine.csrc import build
 import engine.native as native
+from tests.engine.test_native import EMULATED_AMX
 flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g")
-native.build_library = lambda *types, instructions: build.build_library(*types, flags, instructions)
 sets = list(build.INSTRUCTIONS)
-for instructions in sets[sets.index(build.fastest_instructions()):]:
+runs = [(instructions, ()) for instructions in sets[sets.index(build.fastest_instructions()):]]
+for instructions, more in [*runs, ("vector", EMULATED_AMX)]:
+    native.build_library = lambda *types, instructions: build.build_library(*types, (*flags, *more), instructions)
     for dtype, quantization in (("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8")):
         for head_dim in (16, 32):
             checkpoint = random_checkpoint(
