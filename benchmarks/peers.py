@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -75,6 +76,13 @@ class Peer:
 
     def signal(self, number: int) -> None:
         os.killpg(self.process.pid, number)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """The peer runs inside, and is stopped again behind."""
+        self.signal(signal.SIGCONT)
+        yield
+        self.signal(signal.SIGSTOP)
 
 
 def start(name: str, folder: Path, threads: int, model: str) -> Peer:
@@ -189,16 +197,14 @@ def main() -> None:
         for name in options.only.split(","):
             console.print(f"starting {name}")
             peers.append(start(name, options.environments, options.threads, options.model))
-        for turn in range(-1, options.rounds):  # the first turn warms up and does not count
-            for name, measure in cells(options.cells.split(","), batches, max(turn, 0)):
+        for peer in peers:
+            with peer.awake():
+                peer.ask((prompts(SEATS, [BUDGET // SEATS] * SEATS, 0), [8] * SEATS))  # the largest shapes, untimed
+        for turn in range(options.rounds):
+            for name, measure in cells(options.cells.split(","), batches, turn):
                 for peer in peers if turn % 2 == 0 else peers[::-1]:
-                    peer.signal(signal.SIGCONT)
-                    rate = measure(peer)
-                    peer.signal(signal.SIGSTOP)
-                    if turn < 0:
-                        peer.first.clear()
-                    else:
-                        peer.rates.setdefault(name, []).append(rate)
+                    with peer.awake():
+                        peer.rates.setdefault(name, []).append(measure(peer))
             console.print(f"round {turn + 1} of {options.rounds}")
         for peer in peers:
             console.print(peer.name, peer.versions)
