@@ -24,7 +24,7 @@ OVERDUE_S = 5.0  # but not for longer than this.
 QUIET_ROWS = 400  # rows written at once in a quiet moment (3 ms).
 BUSY_ROWS = 25  # Between deadlines so few (0.1 ms), but at once when they are there: after seconds without a flush its
 BUSY_S = 0.5e-3  # code and data have left the caches and it takes 5 to 25 ms. The gap that such a flush needs.
-LISTEN_S = 0.25e-3  # how long answers may wait for being stamped while requests due at one moment are sent
+LISTEN_S = 0.5e-3  # how long answers may wait for being stamped while requests due at one moment are sent
 DRAIN_LIMIT_S = 60.0  # how long a target may take to confirm that what was left over has been aborted
 
 
@@ -157,19 +157,24 @@ class Driver:
         return self._measured_open == 0 or self._reached(self._phases.measure_end_s + self._cooldown_limit_s)
 
     def _send_due(self) -> None:
-        """Send what is due. Of many due at once the answers to the first ones wait a little: sending goes first."""
-        heard_s = self._now()
-        while self._reached(self._loop.next_due()):
-            now_s = self._now()
-            offer = self._loop.take()
-            record = self._new_record(offer)
-            if len(self._in_flight) >= self._cap:
-                self._capped.append((offer, record, now_s))
-            else:
-                self._send(offer, record)
-                if record.sent_s - heard_s > LISTEN_S:
-                    self._receive()
-                    heard_s = self._now()
+        """Send what is due. Of many due at once all go first; the books on them and answers wait, ``LISTEN_S`` at most."""
+        began_s = now_s = self._now()
+        room = self._cap - len(self._in_flight)
+        taken: list[tuple[Offer, float]] = []
+        try:
+            while self._reached(self._loop.next_due()) and now_s - began_s <= LISTEN_S:
+                offer = self._loop.take()
+                now_s = self._now()
+                taken.append((offer, now_s))
+                if len(taken) <= room:
+                    self._target.submit(offer.request)
+        finally:
+            for number, (offer, now_s) in enumerate(taken, 1):
+                record = self._new_record(offer)
+                if number <= room:
+                    self._book(offer, record, now_s)
+                else:
+                    self._capped.append((offer, record, now_s))
 
     def _time_out(self) -> float:
         """Give up on the requests whose time is over; returns when the next one's will be."""
@@ -217,10 +222,10 @@ class Driver:
             self._patience.append((record.intended_s + self._timeout_s, record))
         return record
 
-    def _send(self, offer: Offer, record: RequestRecord) -> None:
+    def _book(self, offer: Offer, record: RequestRecord, sent_s: float) -> None:
+        """Note that the request of ``record`` was sent."""
         self._in_flight[record.request_id] = record
-        record.sent_s = self._now()
-        self._target.submit(offer.request)
+        record.sent_s = sent_s
         self._lags.append(record.sent_s - record.intended_s - record.cap_wait)
         self._tables.record_prompt(offer.request)
 
@@ -249,8 +254,10 @@ class Driver:
         self._loop.on_end(event.request_id, now_s)
         if self._capped:
             offer, waiting, due_s = self._capped.popleft()
-            waiting.cap_wait = self._now() - due_s
-            self._send(offer, waiting)
+            sent_s = self._now()
+            waiting.cap_wait = sent_s - due_s
+            self._book(offer, waiting, sent_s)
+            self._target.submit(offer.request)
 
     def _close(self, record: RequestRecord) -> None:
         outcome = record.finish_reason or "censored"
