@@ -68,6 +68,9 @@ def record(study: str) -> Path:
         for name in KEPT:
             if (run.parent / name).exists():
                 shutil.copy(run.parent / name, kept / name)
+        # Files of the study (lengths, traces) are named by where they lie here, which is nobody else's business.
+        described = (kept / "run.json").read_text(encoding="utf-8")
+        (kept / "run.json").write_text(described.replace(f"{NOTEBOOKS}/", ""), encoding="utf-8")
     return target
 
 
