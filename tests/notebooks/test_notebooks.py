@@ -1,4 +1,5 @@
-"""Every notebook runs from a clean kernel, is committed with its outputs, and ends with three exercises."""
+"""Thirteen notebooks: each runs from a clean kernel, can measure anew under a student's seed, is committed with its outputs,
+and ends with three exercises."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-DATA = sorted(path for path in (ROOT / "notebooks" / "data").iterdir() if path.is_dir())
+STUDIES = sorted(path.stem for path in (ROOT / "notebooks" / "studies").glob("*.yaml"))
 MOST_DATA_BYTES = 1_000_000  # recorded data of one study
 
 
@@ -25,6 +26,23 @@ def test_it_runs_from_a_clean_kernel(path: Path, monkeypatch: pytest.MonkeyPatch
             cell.outputs = []
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_there_are_thirteen_in_order() -> None:
+    assert [path.stem[:3] for path in NOTEBOOKS] == [f"{number:02}_" for number in range(13)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_reads_recorded_studies_and_can_measure_them_anew_under_a_students_seed(path: Path) -> None:
+    code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert re.match(r"LIVE = False  # .*\nSTUDENT = None  # ", code[1])
+    studies = re.findall(r"lab\.results\(([^)]*)\)", "\n".join(code))
+    assert studies
+    for call in studies:
+        study = re.fullmatch(r'"(\w+)", live=LIVE, student=STUDENT', call)
+        assert study, call
+        assert (path.parent / "studies" / f"{study[1]}.yaml").is_file()
+        assert (path.parent / "data" / study[1]).is_dir()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -40,9 +58,9 @@ def test_it_is_committed_executed_small_and_with_exercises(path: Path) -> None:
     assert (path.parent / "answers" / f"{path.stem}.md").is_file()
 
 
-@pytest.mark.parametrize("path", DATA, ids=lambda path: path.name)
-def test_recorded_data_are_small_and_know_no_folder_of_the_machine(path: Path) -> None:
-    files = [file for file in path.rglob("*") if file.is_file()]
+@pytest.mark.parametrize("study", STUDIES)
+def test_recorded_data_are_small_and_know_no_folder_of_the_machine(study: str) -> None:
+    files = [file for file in (ROOT / "notebooks" / "data" / study).rglob("*") if file.is_file()]
     assert any(file.name == "run.json" for file in files)
     assert sum(file.stat().st_size for file in files) < MOST_DATA_BYTES
     for file in files:
