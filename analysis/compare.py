@@ -99,20 +99,22 @@ def compare(run: Run, models: Sequence[str] | None = None, study: StudyResults |
 def compare_study(study: StudyResults, models: Sequence[str] | None = None) -> pd.DataFrame:
     """The rows of all runs, each against ``models`` or what its spec lists; the verdicts of the study share 1 %.
 
-    Behind the replications of a point stand the rows of all of them together (``pooled``).
+    Behind the replications and repeats of a point stand the rows of all of them together (``pooled``).
     """
     named = [
         (run, (run.meta.get("spec") or {}).get("compare") or () if models is None else models) for run in study.runs
     ]
-    points: dict[str, list[list[Prediction]]] = {}
+    points: dict[str, dict[str, list[list[Prediction]]]] = {}
     rows: list[tuple[str, Prediction]] = []
     for run, names in named:
         found = predict(run, names, study)
         rows += [(name_of(run), row) for row in found]
-        points.setdefault(point_of(run), []).append(found)
-    for point, runs in points.items():
-        if len(runs) > 1 and len({len(found) for found in runs}) == 1:
-            rows += [(f"{point} (all {len(runs)})", row) for row in pool(runs)]
+        points.setdefault(point_of(run), {}).setdefault(str(run.meta.get("replication")), []).append(found)
+    for point, replications in points.items():
+        number = sum(len(runs) for runs in replications.values())
+        if number > 1 and len({len(found) for runs in replications.values() for found in runs}) == 1:
+            each = [pool(runs, repeats=True) if len(runs) > 1 else runs[0] for runs in replications.values()]
+            rows += [(f"{point} (all {number})", row) for row in (pool(each) if len(each) > 1 else each[0])]
     # One run's check is no other run's: names keep them apart while they are judged together.
     apart = [replace(row, model=f"{name}\n{row.model}") for name, row in rows]
     judged = [replace(row, model=row.model.split("\n")[1]) for row in judge(apart)]
@@ -187,7 +189,8 @@ def as_text(table: pd.DataFrame) -> str:
         return "no run names a model to be compared with"
     header = ["run", "model", "quantity", "n", "measured", "predicted", f"{BAND:.0%} band", "error", "notices"]
     rows = []
-    for row in table.to_dict("records"):
+    silent = table["verdict"].str.startswith("not applicable")
+    for row in table[~silent].to_dict("records"):
         in_unit = _ms if row["unit"] == "s" else _per_second
         band = "-" if math.isnan(row["low"]) else f"{in_unit(row['low'])} to {in_unit(row['high'])}"
         quantity = row["quantity"] if row["unit"] == "s" else f"{row['quantity']}, {row['unit']}"
@@ -199,7 +202,12 @@ def as_text(table: pd.DataFrame) -> str:
         f"with probability .9,\nabove {TOO_COARSE:.0%} a run is too short to agree; all verdicts together err with "
         f"probability {FAMILYWISE:.0%} (Holm)"
     )
-    return "\n".join([*lines, legend, *(_verdict_line(row) for row in table.to_dict("records"))])
+    verdicts = [_verdict_line(row) for row in table[~silent].to_dict("records")]
+    kept_silent = [
+        f"  {model}: {verdict} ({rows['run'].nunique()} run{'s' if rows['run'].nunique() > 1 else ''})"
+        for (model, verdict), rows in table[silent].groupby(["model", "verdict"], sort=False)
+    ]
+    return "\n".join([*(lines if rows else []), *([legend] if rows else []), *verdicts, *kept_silent])
 
 
 def _verdict_line(row: dict[Any, Any]) -> str:

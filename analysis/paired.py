@@ -17,7 +17,7 @@ from analysis.intervals import Estimate, TooShort, batch_means, replications
 from analysis.predictions.base import FAMILYWISE
 from analysis.runs import Run
 from analysis.stability import stability
-from analysis.study import StudyResults, name_of
+from analysis.study import StudyResults, name_of, replication_of
 from analysis.summary import latencies
 from analysis.tables import aligned
 
@@ -50,10 +50,10 @@ def paired_differences(first: StudyResults, second: StudyResults) -> pd.DataFram
 
 
 def _pairs(first: StudyResults, second: StudyResults) -> dict[str, list[tuple[Run, Run]]]:
-    others = {(point_of(run), str(run.meta.get("replication"))): run for run in second.runs}
+    others = {(point_of(run), replication_of(run)): run for run in second.runs}
     pairs: dict[str, list[tuple[Run, Run]]] = {}
     for run in first.runs:
-        other = others.get((point_of(run), str(run.meta.get("replication"))))
+        other = others.get((point_of(run), replication_of(run)))
         if other is not None:
             pairs.setdefault(point_of(run), []).append((run, other))
     return pairs

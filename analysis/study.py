@@ -178,11 +178,18 @@ def known_queue_of(run: Run) -> dict[str, Any] | None:
     return target
 
 
+def replication_of(run: Run) -> str:
+    """The number of its replication; of runs repeated with the same seeds also that of the repeat, ``0.3``."""
+    spec = run.meta.get("spec") or {}
+    number = str(run.meta.get("replication", ""))
+    return f"{number}.{spec['repeat']}" if int(spec.get("repeats") or 1) > 1 else number
+
+
 def name_of(run: Run) -> str:
     """``experiment/point/replication`` as recorded, else the folder's name."""
     meta = run.meta
     if "experiment" in meta:
-        return "/".join(str(meta.get(key)) for key in ("experiment", "point", "replication"))
+        return f"{meta['experiment']}/{meta.get('point')}/{replication_of(run)}"
     return "run in memory" if run.path is None else run.path.name
 
 

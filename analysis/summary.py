@@ -24,7 +24,7 @@ from analysis.intervals import Estimate, TooShort, batch_means, correlation_time
 from analysis.littles_law import Counts, FiniteWindow, LittlesLaw, count, littles_law
 from analysis.runs import Run
 from analysis.stability import Stability, stability
-from analysis.study import name_of, seats_of
+from analysis.study import name_of, replication_of, seats_of
 from analysis.tails import QuantileInterval, TooFewSamples, quantile_interval
 from workload.records import LAG_LIMIT_S, LATE_LIMIT, lag_verdict, late_bounds, late_verdict
 
@@ -172,7 +172,7 @@ def summarize(run: Run) -> RunSummary:
         name=name_of(run),
         experiment=str(meta.get("experiment", "")),
         point=str(meta.get("point", "")),
-        replication=str(meta.get("replication", "")),
+        replication=replication_of(run),
         status=run.status,
         window=(start, end),
         seats=seats,

@@ -30,7 +30,7 @@ class Middle:
     value: float
     low: float
     high: float
-    kind: str  # "median", "mean of the replications' medians", "mean"
+    kind: str  # "median", "mean of the replications' (or repeats') medians", "mean"
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,37 @@ class Point:
     def values(self, metric: str) -> tuple[Array, float]:
         """The latencies of all its requests that have one (s), and how many independent ones they are worth."""
         each = [found[metric][~np.isnan(found[metric])] for found in self._latencies]
-        return np.concatenate(each), sum(effective_n(values) for values in each)
+        worth = [float(np.mean([effective_n(each[i]) for i in runs])) for runs in self._replications]
+        return np.concatenate(each), sum(worth)
 
     def count(self, metric: str) -> int:
         return sum(getattr(summary, metric).n for summary in self.summaries)
 
+    @property
+    def _replications(self) -> list[list[int]]:
+        """Indices of the runs of each replication: its repeats, which have the same arrivals and lengths."""
+        found: dict[str, list[int]] = {}
+        for i, (run, _) in enumerate(self.pairs):
+            found.setdefault(str(run.meta.get("replication")), []).append(i)
+        return list(found.values())
+
     def middle(self, metric: str) -> Middle | None:
-        """Over replications the mean of their medians; of one run its median, or the mean where there is no interval."""
+        """Over replications the mean of their medians; of one run its median, or the mean where there is no interval.
+
+        The repeats of a replication are averaged first. Without another replication they keep a run's interval: that of the
+        arrivals, which they have in common.
+        """
         found = [getattr(summary, metric).quantiles.get(0.5) for summary in self.summaries]
-        medians = [quantile(each[metric], 0.5, nan="drop") for each in self._latencies]
+        of_runs = [quantile(each[metric], 0.5, nan="drop") for each in self._latencies]
+        medians = [float(np.mean([of_runs[i] for i in runs])) for runs in self._replications]
         if len(medians) > 1 and np.isfinite(medians).all():
             several = replications(medians)
             reach = several.half_width
             return Middle(several.mean, several.mean - reach, several.mean + reach, "mean of the replications' medians")
-        if len(found) == 1 and isinstance(found[0], QuantileInterval) and math.isfinite(found[0].high):
-            return Middle(found[0].value, found[0].low, found[0].high, "median")
+        known = [value for value in found if isinstance(value, QuantileInterval) and math.isfinite(value.high)]
+        if len(medians) == 1 and len(known) == len(found):
+            low, high = (float(np.mean([getattr(value, end) for value in known])) for end in ("low", "high"))
+            return Middle(medians[0], low, high, "median" if len(known) == 1 else "mean of the repeats' medians")
         mean = float(np.mean([getattr(summary, metric).sample_mean for summary in self.summaries]))
         return Middle(mean, math.nan, math.nan, "mean") if math.isfinite(mean) else None
 

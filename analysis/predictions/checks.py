@@ -11,7 +11,7 @@ from scipy import stats
 
 from analysis.arrivals import conditional_uniform_ks, gap_correlation, lewis_ks
 from analysis.predictions.base import Check
-from analysis.queues.base import INDEPENDENT, PATIENT, POISSON, RENEWAL
+from analysis.queues.base import FCFS, INDEPENDENT, PATIENT, POISSON, RENEWAL
 from analysis.runs import Run
 
 Array = NDArray[np.float64]
@@ -114,6 +114,18 @@ def nobody_waits(requests: pd.DataFrame) -> Check:
     waited = requests["wait_reason"].isin(["seats", "kv"])
     share = float(waited.mean()) if len(requests) else math.nan
     return Check(NOBODY_WAITS, f"{share:.0%} of the requests did", holds=share <= MOST_WAITING)
+
+
+def policy_of(run: Run) -> str:
+    """The scheduling policy, as recorded."""
+    facts = (run.meta.get("fingerprints") or {}).get("scheduling") or {}
+    return str((run.meta.get("engine") or {}).get("policy", facts.get("policy", "fcfs")))
+
+
+def first_come(run: Run) -> Check:
+    """Whoever came first gets a seat first."""
+    policy = policy_of(run)
+    return Check(FCFS, f"the policy is {policy}", holds=policy in ("fcfs", "prefill_first"))
 
 
 def small_prefill(share: float) -> Check:

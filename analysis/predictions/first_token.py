@@ -38,10 +38,14 @@ def ttft(run: Run, model: StepTimeModel | None) -> list[Prediction]:
     if begins.size == 0:
         return refuse("ttft", QUANTITIES, "too short")
     busy = float(np.sum(np.minimum(ends, end) - np.maximum(begins, start))) / (end - start)
-    prefill = _prefill(run, speed)
-    transit = _transit(run)
-    queue = FirstToken(ends - begins, min(busy, 1.0), prefill + transit)
     requests = run.measured
+    batch = _batch(run, speed)
+    prefill, further = _prefill(run, speed, batch), speed.further_prompt(batch)
+    transit = _transit(run)
+    # Whoever else arrives during the same step has its prompt computed in the same next one.
+    length = ends - begins
+    companions = min(busy, 1.0) * len(requests) / (end - start) * float(np.mean(length**2) / np.mean(length))
+    queue = FirstToken(length, min(busy, 1.0), prefill + transit + companions * further)
     measured = float((requests["first_token_s"] - requests["intended_s"]).mean())
     tested = (
         checks.poisson_of(run, sessions=False),
@@ -53,9 +57,15 @@ def ttft(run: Run, model: StepTimeModel | None) -> list[Prediction]:
     for _ in range(DRAWS):
         at = rng.uniform(start, end, len(requests))
         inside = np.maximum(np.searchsorted(begins, at, side="right") - 1, 0)
-        rest = np.where((at >= begins[inside]) & (at < ends[inside]), ends[inside] - at, 0.0)
-        draws.append(float(np.mean(rest) + np.mean(rng.choice(prefill, len(requests)))) + transit)
-    note = f"busy {busy:.0%}, rest of a step {1e3 * queue.wait:.1f} ms, own step {1e3 * float(prefill.mean()):.1f} ms"
+        within = (at >= begins[inside]) & (at < ends[inside])
+        rest = np.where(within, ends[inside] - at, 0.0)
+        together = np.bincount(inside[within], minlength=begins.size)
+        others = float(np.sum(together * (together - 1))) / len(requests)
+        draws.append(float(np.mean(rest) + np.mean(rng.choice(prefill, len(requests)))) + transit + others * further)
+    note = (
+        f"busy {busy:.0%}, rest of a step {1e3 * queue.wait:.1f} ms, own step {1e3 * float(prefill.mean()):.1f} ms, "
+        f"{companions:.2g} others' prompts in it, {1e3 * further:.1f} ms each"
+    )
     name, unit = QUANTITIES[0]
     band = band_of(draws, measured, queue.mean)
     return [Prediction("ttft", name, unit, tested, queue.mean, measured, len(requests), band, note=note)]
@@ -72,12 +82,17 @@ def _busy_stretches(run: Run, start: float, end: float) -> tuple[Array, Array]:
     return begin[kept], ends[kept]
 
 
-def _prefill(run: Run, speed: SharedSpeed) -> Array:
-    """Seconds of the step that computes each measured request's prompt beside the mean number of others running."""
+def _batch(run: Run, speed: SharedSpeed) -> int:
+    """A prompt and the mean number of others running."""
     rows = run.measured
     start, end = run.window
     others = float((rows["finished_s"] - rows["first_token_s"]).sum()) / (end - start)
-    batch = 1 + round(min(others, speed.seats - 1))
+    return 1 + round(min(others, speed.seats - 1))
+
+
+def _prefill(run: Run, speed: SharedSpeed, batch: int) -> Array:
+    """Seconds of the step that computes each measured request's prompt, ``batch`` sequences in it."""
+    rows = run.measured
     whole = rows["prompt_tokens"].to_numpy(dtype=float)
     prompt = whole - np.nan_to_num(rows["cached_tokens"].to_numpy(dtype=float))
     times = [speed.first_step(batch, p, p * (w - p / 2)) for p, w in zip(prompt.tolist(), whole.tolist(), strict=True)]

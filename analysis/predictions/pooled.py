@@ -1,4 +1,4 @@
-"""The replications of one point together: one statement on their mean, sharper than any of them alone."""
+"""The runs of one point together: one statement on their mean, sharper than any of them alone where seeds are new in each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from scipy import stats
 from analysis.predictions.base import Check, Prediction, band_of
 
 
-def pool(runs: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+def pool(runs: Sequence[Sequence[Prediction]], repeats: bool = False) -> list[Prediction]:
     """One row for each model and quantity that every replication has a prediction of.
 
     Measurement and prediction are means over the replications; the band is that of the mean of one draw from each
-    (independent but for what the runs of a machine share, such as the speed drawn for the simulation). Tests of assumptions
-    are combined by Fisher's method (Statistical Methods for Research Workers, 1932, 21.1); rules hold where they hold in
-    all. Where one replication was refused, the row says why.
+    (independent but for what the runs of a machine share, such as the speed drawn for the simulation). ``repeats`` of one
+    replication have the same arrivals and lengths, whose luck no mean takes out: their band is that of one run. Tests of
+    assumptions are combined by Fisher's method (Statistical Methods for Research Workers, 1932, 21.1); rules hold where they
+    hold in all. Where one run was refused, the row says why.
     """
     found = []
     for rows in zip(*runs, strict=True):
@@ -27,7 +28,7 @@ def pool(runs: Sequence[Sequence[Prediction]]) -> list[Prediction]:
         refused = next((row.refused for row in rows if row.refused is not None), None)
         checks = _checks(rows)
         n = sum(row.n for row in rows)
-        note = f"{len(rows)} replications"
+        note = f"{len(rows)} {'repeats' if repeats else 'replications'}"
         if refused is not None:
             found.append(replace(first, checks=checks, refused=refused, n=n, band=None, note=note))
             continue
@@ -42,7 +43,7 @@ def pool(runs: Sequence[Sequence[Prediction]]) -> list[Prediction]:
         if len(draws) < len(rows) or least < 10:
             found.append(replace(row, band=None, refused="not pooled: a replication's band is no set of draws"))
             continue
-        means = np.mean([values[:least] for values in draws], axis=0)
+        means = draws[0] if repeats else np.mean([values[:least] for values in draws], axis=0)
         found.append(replace(row, band=band_of(means, measured, predicted)))
     return found
 

@@ -55,9 +55,14 @@ class SharedSpeed:
         """Seconds of a step of one prompt and ``rows - 1`` decodes, until its tokens are out (no gap behind it)."""
         return self._compute(self._mixed(rows, prompt, attention))
 
-    def _mixed(self, rows: int, prompt: float, attention: float) -> BatchShape:
-        others = rows - 1
-        return BatchShape(1, others, round(prompt), others, round(others * self.context), attention, rows)
+    def further_prompt(self, rows: int) -> float:
+        """Seconds that a mean prompt adds to a step of one prompt and ``rows - 1`` decodes."""
+        both = self._mixed(rows + 1, 2 * self.prompt, 2 * self.attention, prompts=2)
+        return max(0.0, self._compute(both) - self.first_step(rows, self.prompt, self.attention))
+
+    def _mixed(self, rows: int, prompt: float, attention: float, prompts: int = 1) -> BatchShape:
+        others = rows - prompts
+        return BatchShape(prompts, others, round(prompt), others, round(others * self.context), attention, rows)
 
     def _compute(self, shape: BatchShape) -> float:
         return self.model(shape) * self.model.time_factor

@@ -62,7 +62,7 @@ def limited_ps(run: Run, model: StepTimeModel | None) -> list[Prediction]:
         return refuse("limited-ps", LIMITED, refused)
     speed = shared_speed(run, model)
     lam, number = _rate(run), len(run.measured)
-    tested = _checks(run)
+    tested = (*_checks(run), checks.first_come(run))
     try:
         queue = StateDependent(lam, lambda n: speed(n) / speed.mean_output, seats=speed.seats)
     except UnstableQueueError:
@@ -87,6 +87,13 @@ def limited_ps(run: Run, model: StepTimeModel | None) -> list[Prediction]:
 
 def not_shared(run: Run, model: StepTimeModel | None, seats: bool = True) -> str | None:
     """Why a model of a shared batch does not apply to the run; None where it does."""
+    if checks.policy_of(run) == "static_batch":
+        return "not applicable: under static_batch nobody joins those who run"
+    return too_few_or_unknown(run, model, seats)
+
+
+def too_few_or_unknown(run: Run, model: StepTimeModel | None, seats: bool = True) -> str | None:
+    """Why no model of a batch applies to the run, whatever its policy; None where one may."""
     if model is None:
         return "not applicable: no step grid of this execution was calibrated"
     if seats and seats_of(run) == 1:

@@ -11,7 +11,7 @@ from analysis.fit.step_time import StepTimeModel
 from analysis.predictions import checks
 from analysis.predictions.base import Check, Prediction, band_of, refuse, seed_of
 from analysis.predictions.shared_queue import SharedSpeed, shared_speed
-from analysis.predictions.sharing import not_shared
+from analysis.predictions.sharing import too_few_or_unknown
 from analysis.queues import BatchService, UnstableQueueError
 from analysis.runs import Run
 from analysis.stability import squared_cv
@@ -27,9 +27,7 @@ DRAWS = 400
 
 def batch_service(run: Run, model: StepTimeModel | None) -> list[Prediction]:
     """Mean E2E when a batch begins and ends together: Bailey's chain with alpha and tau0 from the step-time model."""
-    facts = (run.meta.get("fingerprints") or {}).get("scheduling") or {}
-    policy = (run.meta.get("engine") or {}).get("policy", facts.get("policy"))
-    refused = not_shared(run, model)
+    refused, policy = too_few_or_unknown(run, model), checks.policy_of(run)
     if policy != "static_batch":
         refused = f"not applicable: the policy is {policy}, this is a model of static_batch"
     if refused or model is None:

@@ -143,8 +143,8 @@ def test_an_unstable_run_is_compared_with_nothing() -> None:
 
 
 def test_an_unknown_model_is_named(batched: Run) -> None:
-    with pytest.raises(ValueError, match="no model is called 'mm1'; there are mg1, lindley, gg1, mmpp1, ps"):
-        compare(batched, ["mm1"])
+    with pytest.raises(ValueError, match="no model is called 'mg7'; there are mg1, lindley, gg1, mmpp1, ps"):
+        compare(batched, ["mg7"])
 
 
 def test_equal_sharing_of_two_requests_by_hand() -> None:

@@ -242,6 +242,37 @@ def test_pooled_replications_notice_less_than_any_of_them_alone() -> None:
         pool([runs[0], [replace(runs[1][0], model="other")]])
 
 
+def test_repeats_of_one_sequence_of_arrivals_notice_no_less_than_one_of_them() -> None:
+    rng = np.random.default_rng(9)
+    bands = [band_of(rng.normal(1.0, 0.2, 4000), value, 1.0) for value in (1.1, 1.3)]
+    runs = [
+        [Prediction("m", "q", "s", (), 1.0, value, 50, band)] for value, band in zip((1.1, 1.3), bands, strict=True)
+    ]
+    (row,) = pool(runs, repeats=True)
+    assert row.band is not None
+    assert row.band.detectable == bands[0].detectable
+    assert row.measured == pytest.approx(1.2)
+
+
+def test_repeats_have_names_of_their_own_and_are_no_replications(calm: Run) -> None:
+    tables = {name: getattr(calm, name) for name in ("requests", "tokens", "steps", "batch", "gauge")}
+    about = {"experiment": "e", "point": "p", "replication": 0}
+    specs = [{**calm.meta["spec"], "repeat": k, "repeats": 2} for k in range(2)]
+    runs = tuple(Run({**calm.meta, **about, "spec": spec}, tables=tables) for spec in specs)
+    table = compare_study(StudyResults(Path(), "two", runs, ()), ["ttft"])
+    assert table["run"].tolist() == ["e/p/0.0", "e/p/0.1", "e/p (all 2)"]
+    assert as_text(table).count("not applicable") == 1  # said once for all runs
+
+
+def test_others_who_arrive_during_the_same_step_lengthen_the_step_with_the_own_prompt() -> None:
+    """Prompts of 16 tokens that cost as much as a whole step: left out, the mean TTFT came out a sixth too low."""
+    dear = replace(TRUTH, prefill_tokens=3e-3)
+    run = run_plan(draw_plan(5.0, 240.0), 8, 5.0, dear)
+    (row,) = ttft(run, fit_step_time(run))
+    assert judge([row])[0].verdict == "agrees"
+    assert abs(row.error) < 0.05
+
+
 def test_a_study_shows_pooled_points_and_writes_json(
     calm: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
