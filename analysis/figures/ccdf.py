@@ -31,7 +31,7 @@ def ccdf(points: Sequence[Point], metric: str, style: Style) -> Drawn | None:
         ax.set_ylim(top=1.2)
         ax.set_xlabel(f"{NAMES[metric]} t (ms)")
         ax.set_ylabel(f"P({NAMES[metric]} > t)")
-        ax.legend(loc="upper right")
+        figure.legend(loc="outside lower center", ncols=2 if style.width > 4 else 1)
     used = [point for point, _, _ in shown]
     return finish(
         figure,

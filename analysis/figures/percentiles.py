@@ -35,7 +35,7 @@ def by_percentile(points: Sequence[Point], metric: str, style: Style) -> Drawn |
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * (1 - 1 / x):g} %"))
         ax.set_xlabel("percentile, on the scale of 1 / (1 − q)")
         ax.set_ylabel(f"{NAMES[metric]} (ms)")
-        ax.legend(loc="upper left")
+        figure.legend(loc="outside lower center", ncols=2 if style.width > 4 else 1)
     used = [point for point, _, _ in shown]
     return finish(
         figure,

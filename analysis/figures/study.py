@@ -22,8 +22,9 @@ from analysis.figures.step_time import step_time
 from analysis.figures.style import SCREEN, Drawn, Style
 from analysis.figures.where_time_goes import where_time_goes
 from analysis.fit.step_time import StepTimeModel
+from analysis.predictions.checks import process_of
 from analysis.runs import Run
-from analysis.study import StudyResults
+from analysis.study import StudyResults, known_queue_of
 from analysis.summary import RunSummary
 
 METRICS = ("ttft", "e2e")
@@ -44,8 +45,10 @@ def study_figures(
         name, curve = slug(label), _curve(study, axis, group)
         drawn += [hockey_stick(name, group, axis, curve, metric, comparison, style) for metric in METRICS]
         drawn += [figure(name, group, axis, style) for figure in (throughput, busy, attainment)]
-    drawn += [by_percentile(points, metric, style) for metric in METRICS]
-    drawn += [ccdf(points, "e2e", style), where_time_goes(points, style)]
+    # A known queue answers within milliseconds and would only squeeze the engine's lines.
+    engines = [point for point in points if known_queue_of(point.pairs[0][0]) is None] or points
+    drawn += [by_percentile(engines, metric, style) for metric in METRICS]
+    drawn += [ccdf(engines, "e2e", style), where_time_goes(engines, style)]
     drawn += [number_in_system(slug(label), label, group, style) for label, group in _together(sweeps, points)]
     for label, group in _together(sweeps, points):
         drawn.append(e2e_by_output(slug(label), group, comparison, style))
@@ -53,7 +56,9 @@ def study_figures(
         run, summary = point.pairs[0]
         if summary.seats == 1 and run.recorded("steps") and run.recorded("batch"):
             name = slug(summary.experiment if _only(point, points) else point.name)
-            drawn += [one_seat_tail(name, run, summary, comparison, style), lindley_dots(name, run, style)]
+            if process_of(run) != "closed":  # M/G/1 is a model of open arrivals
+                drawn.append(one_seat_tail(name, run, summary, comparison, style))
+            drawn.append(lindley_dots(name, run, style))
     drawn += [step_time(slug(calibration.label), calibration, style) for calibration in study.calibrations]
     drawn.append(against_models(comparison, style))
     return [figure for figure in drawn if figure is not None]
