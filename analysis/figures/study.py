@@ -65,9 +65,14 @@ def study_figures(
 
 
 def _sweeps(study: StudyResults, points: Sequence[Point]) -> list[tuple[str, LoadAxis, list[Point]]]:
-    """Points that share an axis: those of one capacity; where none is known, those of one experiment at several rates."""
+    """Points that share an axis: those of one capacity; where none is known, those of one experiment at several rates.
+
+    A closed loop has no point there: its rate is an outcome, not what was offered.
+    """
     found: dict[str, tuple[LoadAxis, list[Point]]] = {}
     for point in points:
+        if process_of(point.pairs[0][0]) == "closed":
+            continue
         calibration = study.calibration_of(point.pairs[0][0])
         capacity = calibration.capacity if calibration is not None else None
         known = calibration is not None and isinstance(capacity, Capacity)
