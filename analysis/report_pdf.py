@@ -100,11 +100,14 @@ def _text_page(pages: PdfPages, lines: Sequence[_Line]) -> None:
 
 
 def _figure_page(pages: PdfPages, drawn: Drawn) -> None:
-    """The figure at the left, what to look for above it, its caption beside it."""
+    """The figure at the left, what to look for above it, its caption beside it; a tall one gets a taller page."""
     figure = drawn.figure
     width, height = figure.get_size_inches()
     top = max(height, 3.1)
-    left, bottom = MARGIN, (HEIGHT - top) / 2 - 0.35
+    page = max(HEIGHT, top + 1.0 + 2 * MARGIN)
+    left, bottom = MARGIN, (page - top - 1.0) / 2
+    for legend in figure.legends:  # below its axes, not at the foot of the page
+        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
 
     def put(x: float, y: float, words: str, size: float, **look: object) -> None:
         """Text at inches from the figure's lower left corner, downwards from y."""
@@ -116,5 +119,5 @@ def _figure_page(pages: PdfPages, drawn: Drawn) -> None:
     caption = f"{drawn.caption}\n\nfigures/{drawn.name}"
     wrapped = "\n".join("\n".join(textwrap.wrap(part, BESIDE)) for part in caption.split("\n"))
     put(width + 0.25, top, wrapped, 7.4, color=MUTED)
-    box = Bbox.from_bounds(-left, -bottom, WIDTH, HEIGHT)
+    box = Bbox.from_bounds(-left, -bottom, WIDTH, page)
     pages.savefig(figure, bbox_inches=box)
