@@ -129,8 +129,7 @@ def _warmup(checked: Checked) -> Verdict | None:
     if not checked.number:
         return None
     words = f"MSER-5 would cut no more than was planned at {len(checked.held)} of {checked.number} points"
-    words += f"; more at {', '.join(checked.broken)}" if checked.broken else ""
-    words += f"; {len(checked.unknown)} too short to tell" if checked.unknown else ""
+    words += _others(checked, "more at")
     # A correct point is named in one case of forty: open, not bad.
     return Verdict(GOOD if len(checked.held) == checked.number else OPEN, "Warm-up", words)
 
@@ -154,10 +153,15 @@ def _steps(checked: Checked) -> Verdict | None:
     if not checked.number:
         return None
     words = f"a step's time kept within 5 % of its start's in {len(checked.held)} of {checked.number} runs"
-    words += f"; not in {', '.join(checked.broken)}" if checked.broken else ""
-    words += f"; {len(checked.unknown)} too short to tell" if checked.unknown else ""
+    words += _others(checked, "not in")
     state = BAD if checked.broken else GOOD if len(checked.held) == checked.number else OPEN
     return Verdict(state, "Trend within runs", words)
+
+
+def _others(checked: Checked, broken: str) -> str:
+    """Where it did not hold, and how many can't be told."""
+    words = f"; {broken} {', '.join(checked.broken)}" if checked.broken else ""
+    return words + (f"; {len(checked.unknown)} too short to tell" if checked.unknown else "")
 
 
 def _objective(summaries: Sequence[RunSummary]) -> Verdict | None:
