@@ -16,6 +16,7 @@ MOST = 24  # statements that one picture holds
 LOOKS = {  # colour and marker by verdict
     "agrees": (SERIES[0], "o"),
     "differs": (SERIES[1], "X"),
+    "borderline": (SERIES[1], "d"),
     "too short": (MUTED, "D"),
     "assumption violated": (SERIES[3], "s"),
 }
@@ -54,8 +55,8 @@ def against_models(comparison: pd.DataFrame, style: Style) -> Drawn | None:
         "models",
         "Measured against models",
         label="measured over predicted for each model, with the band in which runs of this length lie",
-        look="A dot outside its strip contradicts the model. A long strip means that the run is too short to contradict "
-        "anything: that is not agreement.",
+        look="A mark outside its strip contradicts the model, or is borderline: one of so many may lie there by chance. "
+        "A long strip means that the run is too short to contradict anything: that is not agreement.",
         caption=f"Client's and engine's stamps, n = {_span(rows['n'])} requests a run. Strip: where {BAND:.0%} of runs of "
         "that length and warm-up would lie if the model were true. "
         + (

@@ -153,8 +153,9 @@ def normal_band(predicted: float, error: float, freedom: int, measured: float, s
 def judge(predictions: Sequence[Prediction], familywise: float = FAMILYWISE) -> list[Prediction]:
     """Give each its verdict; everything tested here shares ``familywise`` by Holm's procedure.
 
-    Verdicts: "agrees", "differs", "too short", "assumption violated: ...", and whatever ``refused`` says. The checks of one
-    model on one run are the same tests in each of its rows and count once.
+    Verdicts: "agrees", "differs", "borderline" (outside its own band, but no further than one of so many may lie by chance),
+    "too short", "assumption violated: ...", and whatever ``refused`` says. The checks of one model on one run are the same
+    tests in each of its rows and count once.
     """
     tested: dict[tuple[str, str, float], float] = {}
     for row in predictions:
@@ -184,9 +185,9 @@ def _verdict(row: Prediction, broken: set[str], outside: bool) -> str:
         return "agrees" if row.scatter is not None and row.scatter <= row.tolerance else "differs"
     if outside:
         return "differs"
-    if not row.detectable <= TOO_COARSE:
-        return "too short"
-    return "agrees"
+    if row.band is not None and not row.band.low <= row.measured <= row.band.high:
+        return "borderline"
+    return "agrees" if row.detectable <= TOO_COARSE else "too short"
 
 
 def holm(p_values: Sequence[float], familywise: float) -> list[bool]:

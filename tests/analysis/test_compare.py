@@ -15,7 +15,7 @@ from analysis.compare import MODELS, OF_OVERLOAD, compare, compare_study, main
 from analysis.fit.step_time import fit_step_time
 from analysis.paired import paired_differences
 from analysis.predictions import checks
-from analysis.predictions.base import Band, Check, Prediction, band_of, holm, judge
+from analysis.predictions.base import Band, Check, Prediction, band_of, holm, judge, normal_band
 from analysis.predictions.one_seat import lindley_path, mg1_waits, served
 from analysis.predictions.shared_queue import share
 from analysis.predictions.simulated import simulation
@@ -44,6 +44,19 @@ def test_holm_by_hand() -> None:
     assert holm([0.02, 0.003, 0.004], 0.01) == [False, True, True]
     assert holm([0.004, 0.004, 0.004], 0.01) == [False, False, False]
     assert holm([], 0.01) == []
+
+
+def test_outside_its_own_band_but_not_by_more_than_one_of_many_is_borderline() -> None:
+    # p = 2 sf(2.7) = .0069: below .01, but not below .01 / 2 as Holm wants of the smaller of two
+    def at(value: float, spread: float = 0.5) -> Prediction:
+        return Prediction("m", "q", "s", (), 10.0, value, 50, normal_band(10.0, spread, 10**6, value))
+
+    assert [row.verdict for row in judge([at(10 + 2.7 * 0.5), at(10.0)])] == ["borderline", "agrees"]
+    assert [row.verdict for row in judge([at(10 + 2.7 * 0.5)])] == ["differs"]
+    assert [row.verdict for row in judge([at(10 + 2.7, spread=1.0), at(10.0, spread=1.0)])] == [
+        "borderline",
+        "too short",
+    ]
 
 
 def test_the_band_of_normal_draws_is_the_normal_one() -> None:
