@@ -141,6 +141,7 @@ class NativeRunner:
                 f"or no {num_threads} threads"
             )
         self._step = library.lab_step
+        self._weigh = library.lab_weigh
         self._phase_seconds = library.lab_phase_seconds(self._model)
         self.close = weakref.finalize(self, library.lab_destroy, self._model)
         put = _Put(library, self._model)
@@ -182,6 +183,13 @@ class NativeRunner:
         if fault:
             raise ValueError(f"model input not accepted: {_FAULTS[fault]}")
         return self._logits[:rows]
+
+    def weigh(self, row: NDArray[np.float32], top: float, inverse_temperature: float) -> NDArray[np.float32]:
+        """As ``engine.layers.sampler.weigh``, in a fifth of the time."""
+        row = np.ascontiguousarray(row, dtype=np.float32)
+        weights = np.empty_like(row)
+        self._weigh(row.ctypes.data, len(row), top, inverse_temperature, weights.ctypes.data)
+        return weights
 
     def phase_seconds(self) -> dict[str, float]:
         """How long each of ``PHASES`` took in the last step, waiting for the other threads included."""
@@ -246,6 +254,10 @@ def _load(path: Path) -> ctypes.CDLL:
     library.lab_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(_StepInput)]
     library.lab_phase_seconds.restype = ctypes.POINTER(ctypes.c_double)
     library.lab_phase_seconds.argtypes = [ctypes.c_void_p]
+    library.lab_weigh.restype = None
+    library.lab_weigh.argtypes = [
+        ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_float, ctypes.c_void_p,
+    ]  # fmt: skip
     library.lab_destroy.restype = None
     library.lab_destroy.argtypes = [ctypes.c_void_p]
     return library

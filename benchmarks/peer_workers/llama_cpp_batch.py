@@ -7,7 +7,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from worker import Generate, serve
+from worker import Generate, Stepped, serve
 
 
 def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
@@ -32,7 +32,7 @@ def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         batch.n_tokens = at + 1
         return at
 
-    def generate(prompts: list[list[int]], new_tokens: list[int]) -> list[list[int]]:
+    def generate(prompts: list[list[int]], new_tokens: list[int], stepped: Stepped) -> list[list[int]]:
         llama_cpp.llama_memory_clear(memory, True)
         made: list[list[int]] = [[] for _ in prompts]
         waiting = list(range(len(prompts)))[::-1]
@@ -59,6 +59,7 @@ def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
                     slot = running.pop(request)
                     llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
                     free.append(slot)
+            stepped([len(each) for each in made])
         return made
 
     features = ctypes.string_at(llama_cpp.llama_print_system_info()).decode()

@@ -1,4 +1,4 @@
-"""Latency Lab's engine through ``LLM.generate``."""
+"""Latency Lab's engine through its ``LLM``: the loop that ``LLM.generate`` is, with the time of every step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker import Generate, serve
+from worker import Generate, Stepped, serve
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -25,9 +25,17 @@ def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         **options.get("engine", {}),
     )
 
-    def generate(prompts: list[list[int]], new_tokens: list[int]) -> list[list[int]]:
-        params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in new_tokens]
-        return [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    def generate(prompts: list[list[int]], new_tokens: list[int], stepped: Stepped) -> list[list[int]]:
+        names = {
+            llm.add_request(ids, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)): i
+            for i, (ids, count) in enumerate(zip(prompts, new_tokens, strict=True))
+        }
+        made: list[list[int]] = [[] for _ in prompts]
+        while not llm.is_finished():
+            for output in llm.step():
+                made[names[output.request_id]] = output.token_ids
+            stepped([len(each) for each in made])
+        return made
 
     return generate, {"processor path": str(llm.info.fingerprints["execution"])}
 

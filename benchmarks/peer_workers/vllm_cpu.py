@@ -1,11 +1,15 @@
-"""vLLM's CPU build through its ``LLM.generate``, in the process itself (its own engine process would need a core more)."""
+"""vLLM's CPU build, in the process itself (its own engine process would need a core more).
+
+Through ``LLM.llm_engine``: the loop that ``LLM.generate`` is, with the time of every step.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
-from worker import Generate, serve
+from worker import Generate, Stepped, serve
 
 
 def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
@@ -26,13 +30,23 @@ def start(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         disable_log_stats=True,
     )
 
-    def generate(prompts: list[list[int]], new_tokens: list[int]) -> list[list[int]]:
-        params = [
-            vllm.SamplingParams(temperature=0.0, min_tokens=count, max_tokens=count, ignore_eos=True, detokenize=False)
-            for count in new_tokens
-        ]
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+    names = itertools.count()
+
+    def generate(prompts: list[list[int]], new_tokens: list[int], stepped: Stepped) -> list[list[int]]:
+        index = {}
+        for i, (ids, count) in enumerate(zip(prompts, new_tokens, strict=True)):
+            params = vllm.SamplingParams(
+                temperature=0.0, min_tokens=count, max_tokens=count, ignore_eos=True, detokenize=False
+            )
+            name = str(next(names))
+            llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, params)
+            index[name] = i
+        made: list[list[int]] = [[] for _ in prompts]
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                made[index[output.request_id]] = list(output.outputs[0].token_ids)
+            stepped([len(each) for each in made])
+        return made
 
     return generate, {"vllm": vllm.__version__, "torch": torch.__version__}
 

@@ -68,8 +68,13 @@ __attribute__((noinline)) void multiply_int16_tile(const Matrix<int8>& m, const 
                                                    const Inputs<int8>& in, int row, const AheadOfQuads& next,
                                                    const Sink& sink) {
     constexpr int kLanes = Panel<int8>::kLanes, kVecs = kLanes / kWidth;
-    const int16* x = in.x + static_cast<size_t>(row) * m.inputs;
-    IntVec acc[Rows][kVecs] = {};
+    const int16* x[Rows];
+    for (int r = 0; r < Rows; ++r) x[r] = in.x + static_cast<size_t>(row + r) * m.inputs;
+    IntVec acc[Rows][kVecs];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) acc[r][v] = IntVec{};
     const auto add_pairs = [&](auto pair, size_t k) {
         IntVec w[kVecs];
 #pragma GCC unroll 8
@@ -77,18 +82,23 @@ __attribute__((noinline)) void multiply_int16_tile(const Matrix<int8>& m, const 
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
             int32_t both;
-            std::memcpy(&both, x + static_cast<size_t>(r) * m.inputs + k + 2 * pair, sizeof both);
+            std::memcpy(&both, x[r] + k + 2 * pair, sizeof both);
 #pragma GCC unroll 8
-            for (int v = 0; v < kVecs; ++v) acc[r][v] += multiply_pairs(w[v], IntVec{} + both);
+            for (int v = 0; v < kVecs; ++v) {
+                acc[r][v] += multiply_pairs(w[v], IntVec{} + both);
+                k = after(acc[r][v], k);
+            }
         }
+        return k;
     };
     for (size_t k = 0; k < static_cast<size_t>(m.inputs); k += 4) {
         next.ask(0, k / 4);
-        add_pairs(std::integral_constant<int, 0>{}, k);
-        add_pairs(std::integral_constant<int, 1>{}, k);
+        add_pairs(std::integral_constant<int, 1>{}, add_pairs(std::integral_constant<int, 0>{}, k));
     }
     alignas(64) int32_t sums[Rows * kLanes];
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) store(sums + r * kLanes + v * kWidth, acc[r][v]);
     deliver(m, in.scales, row, Rows, panel, 1, sums, kLanes, sink);
 }
@@ -97,7 +107,7 @@ __attribute__((noinline)) void multiply_int16_tile(const Matrix<int8>& m, const 
 template <class Sink>
 void multiply_with_vectors(const Matrix<int8>& m, Range panels, const Inputs<int8>& in, int rows, int32_t* kept,
                            const Sink& sink) {
-    constexpr int kRows = 6;
+    constexpr int kRows = kRegisters == 32 ? 6 : 4;
     for (int block = 0; block < rows; block += kRowBlock) {
         const int block_rows = rows - block < kRowBlock ? rows - block : kRowBlock, tiles = (block_rows + kRows - 1) / kRows;
         for (int i = panels.begin; i < panels.end; ++i) {

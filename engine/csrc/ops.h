@@ -179,4 +179,13 @@ inline float softmax_weights(float* scores, int n, int to, W* weights) {
     return 1.0f / horizontal_sum(sum);
 }
 
+// weights[i] = e^((logits[i] - top) · inverse_temperature), for a draw; `top` is the largest logit.
+inline void weigh(const float* logits, int n, float top, float inverse_temperature, float* weights) {
+    const Vec largest = splat(top), inverse = splat(inverse_temperature);
+    const auto weight = [&](Vec v) { return exponential((v - largest) * inverse); };
+    int i = 0;
+    for (; i + kWidth <= n; i += kWidth) store(weights + i, weight(load(logits + i)));
+    for (; i < n; ++i) weights[i] = weight(splat(logits[i]))[0];
+}
+
 }  // namespace lab

@@ -32,6 +32,10 @@ int32_t lab_step(void* model, const lab::StepInput* in) { return static_cast<lab
 
 const double* lab_phase_seconds(void* model) { return static_cast<lab::Model*>(model)->phase_seconds(); }
 
+void lab_weigh(const float* logits, int32_t n, float top, float inverse_temperature, float* weights) {
+    lab::weigh(logits, n, top, inverse_temperature, weights);
+}
+
 void lab_destroy(void* model) { delete static_cast<lab::Model*>(model); }
 
 int32_t lab_vector_width() { return lab::kWidth; }

@@ -52,7 +52,8 @@ struct NothingAhead {
 // `k`, but known to the compiler only once `sum` is. Without it the compiler loads the inputs and weights of a second half
 // early, runs out of registers and spills sums in the innermost loop. It is no instruction: the processor is as free
 // as before to start loads early.
-inline __attribute__((always_inline)) size_t after(Vec sum, size_t k) {
+template <class V>
+inline __attribute__((always_inline)) size_t after(V sum, size_t k) {
 #if defined(__AVX512F__)
     asm("" : "+r"(k) : "v"(sum));
 #elif defined(__AVX__)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.device import find_device
 from engine.executors.base import ScheduledBatch
-from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed
+from engine.layers.sampler import adjust, log_probabilities, sample, stream_seed, weigh
 from engine.model_input import ModelInput, build_model_input
 from engine.models.config import ModelConfig
 from engine.native import BLOCK_SIZE as NATIVE_BLOCK_SIZE
@@ -56,6 +56,7 @@ class ModelExecutor:
     def __init__(self, runner: Runner, seed: int = 0) -> None:
         self.runner = runner
         self.seed = seed
+        self.weigh = runner.weigh if isinstance(runner, NativeRunner) else weigh
         self.block_size = runner.block_size
         self.num_kv_blocks = runner.num_kv_blocks
         self.max_model_len = runner.max_model_len
@@ -76,12 +77,12 @@ class ModelExecutor:
         seeds, positions = self.streams(seqs)
         special = [i for i, options in enumerate(params) if options.is_special]
         if not special:
-            return sample(logits, params, seeds, positions)
+            return sample(logits, params, seeds, positions, self.weigh)
         rows = list(logits)
         for i in special:
             seq = seqs[i]
             rows[i] = adjust(logits[i], params[i], seq.token_ids, seq.num_prompt_tokens, seq.eos_token_ids)
-        tokens = sample(rows, params, seeds, positions)
+        tokens = sample(rows, params, seeds, positions, self.weigh)
         for i in special:
             wanted = params[i].logprobs
             if wanted is not None:

@@ -273,6 +273,19 @@ def test_a_step_leaves_python_running(tiny: Tiny) -> None:
     assert moved > 0
 
 
+def test_weights_of_a_draw_are_exponentials() -> None:
+    runner = NativeRunner(random_checkpoint(), num_kv_blocks=1, max_model_len=16)
+    row = np.random.default_rng(0).normal(scale=20, size=1003).astype(np.float32)
+    row[[3, 1001]] = -np.inf
+    for inverse in (1.25, 1e-3, 8e37):
+        with np.errstate(over="ignore"):
+            exponent = (row - row.max()) * np.float32(inverse)
+        weights = runner.weigh(row, float(row.max()), inverse)
+        np.testing.assert_allclose(weights, np.exp(exponent.astype(np.float64)), rtol=5e-7, atol=2e-38)
+        assert weights[row.argmax()] == 1.0
+        assert not weights[exponent < -87].any()
+
+
 @pytest.fixture
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that logs its calls and writes a file; returns the log."""

@@ -75,16 +75,22 @@ def test_frequencies_match_transformers_distribution(params: SamplingParams) -> 
 
 def test_the_kept_sets_equal_transformers_on_a_large_vocabulary() -> None:
     """Nearly flat, usual and steep logits: every draw lies in transformers' kept set."""
-    rows = np.concatenate([logits(1, 5000, seed) * scale for seed, scale in ((1, 0.01), (2, 1.0), (3, 4.0))])
-    params = [SamplingParams(top_p=0.5), SamplingParams(top_p=0.95), SamplingParams(top_k=700, top_p=0.9)]
+    rows = np.concatenate([logits(1, 5000, seed) * scale for seed, scale in ((1, 0.01), (2, 1.0), (3, 4.0), (4, 1.0))])
+    params = [
+        SamplingParams(top_p=0.5),
+        SamplingParams(top_p=0.95),
+        SamplingParams(top_k=700, top_p=0.9),
+        SamplingParams(top_k=15),
+    ]
     drawn: list[set[int]] = [set() for _ in params]
     for position in range(300):
-        for found, token in zip(drawn, sample(rows, params, [1, 2, 3], [position] * 3), strict=True):
+        for found, token in zip(drawn, sample(rows, params, [1, 2, 3, 4], [position] * 4), strict=True):
             found.add(token)
     for found, row, option in zip(drawn, rows, params, strict=True):
         kept = set(np.flatnonzero(transformers_distribution(row, option)).tolist())
         assert found <= kept
     assert len(drawn[0]) > 256 / 2
+    assert len(drawn[3]) == 15
 
 
 def test_temperatures_from_zero_to_one_share_a_batch_without_nan() -> None:
@@ -141,6 +147,9 @@ def test_streams_are_uniform_along_positions_and_across_requests() -> None:
         assert stats.kstest(numbers, "uniform").pvalue > 1e-4
         lagged = np.corrcoef(numbers[:-1], numbers[1:])[0, 1]
         assert abs(lagged) < 4 / np.sqrt(3000)
+    for seed, position in ((0, 0), (5, 12), (2**64 - 1, 2**40), (2**128 - 1, 3), (stream_seed(1, "a"), 100)):
+        numpys = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
+        assert uniform(seed, position) == numpys
     assert uniform(-1, 0) != uniform(1, 0)
     assert uniform(2**200 + 3, 0) == uniform(2**200 + 3, 0)
     assert uniform(np.int64(7), 0) == uniform(7, 0)  # type: ignore[arg-type]
